@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments from `gymnasium` (Taxi-v4, FrozenLake-v1) as tool-calling rollouts whose random generator is state.
+
+One gymnasium instance serves every session of an environment: a session is data (position, step count, generator), which
+is put into the instance for the length of one step. So a session is small, and a restored one is by construction the
+same thing as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from reference_gym.environments.base import (
+    Continuation,
+    EffectContext,
+    Observation,
+    Outcome,
+    StateInvalid,
+    TaskInvalid,
+    ToolSpec,
+    Verdict,
+    VerifyMode,
+    is_integer,
+)
+
+MAX_SEED = 2**32 - 1
+INVALID = '{"error":"invalid"}'
+OVER = '{"error":"episode is over"}'
+
+
+@dataclass(slots=True)
+class EpisodeState:
+    """Everything that one episode consists of; `extra` holds the instance attributes that the environment names."""
+
+    position: int
+    last_action: int | None
+    elapsed: int
+    reward: float
+    terminated: bool
+    truncated: bool
+    rng: np.random.Generator
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def export_rng(rng: np.random.Generator) -> dict[str, Any]:
+    """The state of a PCG64 generator as JSON data (128-bit numbers as decimal strings)."""
+    state = rng.bit_generator.state
+    return {
+        "bit_generator": state["bit_generator"],
+        "state": str(state["state"]["state"]),
+        "inc": str(state["state"]["inc"]),
+        "has_uint32": int(state["has_uint32"]),
+        "uinteger": int(state["uinteger"]),
+    }
+
+
+def restore_rng(data: Mapping[str, Any]) -> np.random.Generator:
+    """The generator that `export_rng` saw; raises `StateInvalid`."""
+    if data.get("bit_generator") != "PCG64":
+        raise StateInvalid("the random generator of the saved state is not PCG64")
+    try:
+        bits = np.random.PCG64(0)
+        bits.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": int(data["state"]), "inc": int(data["inc"])},
+            "has_uint32": int(data["has_uint32"]),
+            "uinteger": int(data["uinteger"]),
+        }
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StateInvalid(
+            "the saved state of the random generator is damaged"
+        ) from error
+    return np.random.Generator(bits)
+
+
+class Simulator:
+    """The one gymnasium instance of an environment; synchronous, so that no two sessions ever meet in it.
+
+    Args:
+        gymnasium_id: registered name.
+        extra: names of further instance attributes that belong to an episode.
+        arguments: keyword arguments for `gymnasium.make`.
+    """
+
+    def __init__(
+        self, gymnasium_id: str, extra: tuple[str, ...], arguments: Mapping[str, Any]
+    ) -> None:
+        self._env = gymnasium.make(gymnasium_id, disable_env_checker=True, **arguments)
+        self._core: Any = self._env.unwrapped
+        self._extra = extra
+        spec = self._env.spec
+        self.max_steps = (
+            spec.max_episode_steps if spec is not None else None
+        ) or math.inf
+
+    def reset(self, seed: int) -> EpisodeState:
+        """A new episode from `seed`."""
+        position, _ = self._env.reset(seed=seed)
+        return EpisodeState(
+            position=int(position),
+            last_action=None,
+            elapsed=0,
+            reward=0.0,
+            terminated=False,
+            truncated=False,
+            rng=self._core.np_random,
+            extra={name: _plain(getattr(self._core, name)) for name in self._extra},
+        )
+
+    def step(self, state: EpisodeState, action: int) -> float:
+        """Advance `state` by one action and return the reward of that step."""
+        self._core.np_random = state.rng
+        self._core.s = state.position
+        self._core.lastaction = state.last_action
+        for name in self._extra:
+            setattr(self._core, name, state.extra[name])
+        # The wrapper's own step counter is not used: the limit is kept here, where the count is state.
+        position, reward, terminated, _, _ = self._core.step(action)
+        state.position = int(position)
+        state.last_action = action
+        state.elapsed += 1
+        state.reward += float(reward)
+        state.terminated = bool(terminated)
+        state.truncated = not state.terminated and state.elapsed >= self.max_steps
+        state.extra = {name: _plain(getattr(self._core, name)) for name in self._extra}
+        return float(reward)
+
+    def decode(self, position: int) -> tuple[int, ...]:
+        """The components of a position as the environment defines them."""
+        return tuple(int(part) for part in self._core.decode(position))
+
+    @property
+    def positions(self) -> int:
+        """How many positions there are."""
+        return int(self._core.observation_space.n)
+
+    def cell(self, row: int, column: int) -> str:
+        """One letter of the map."""
+        return bytes(self._core.desc[row, column]).decode("ascii")
+
+    @property
+    def columns(self) -> int:
+        """The width of the map."""
+        return int(self._core.ncol)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+Describe = Callable[[Simulator, EpisodeState], dict[str, Any]]
+
+
+class ToyTextSession:
+    """One episode."""
+
+    def __init__(self, environment: ToyTextEnvironment, state: EpisodeState) -> None:
+        self._environment = environment
+        self.state = state
+
+    def _text(self, **more: Any) -> str:
+        shown = (
+            self._environment.describe(self._environment.simulator, self.state) | more
+        )
+        return json.dumps(shown, sort_keys=True, ensure_ascii=True)
+
+    def opening(self) -> list[dict[str, Any]]:
+        """One user message: the job, then the initial observation."""
+        return [
+            {
+                "role": "user",
+                "content": f"{self._environment.instruction}\n{self._text()}",
+            }
+        ]
+
+    async def call(
+        self, tool: str, args: object, context: EffectContext
+    ) -> Observation:
+        """Run one step; arguments that do not fit, and steps after the end, change nothing."""
+        del context
+        actions = self._environment.actions
+        if (
+            tool != "step"
+            or not isinstance(args, dict)
+            or set(args) != {"action"}
+            or args["action"] not in actions
+        ):
+            return Observation(INVALID, self._ended())
+        if self._ended() is not None:
+            return Observation(OVER, self._ended())
+        reward = self._environment.simulator.step(
+            self.state, actions.index(args["action"])
+        )
+        return Observation(self._text(reward=reward), self._ended())
+
+    def _ended(self) -> Outcome | None:
+        if self.state.terminated:
+            return "completed"
+        return "truncated" if self.state.truncated else None
+
+    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
+        """The sum of the rewards of all steps."""
+        del rollout_id, attempt
+        final = {
+            "position": self.state.position,
+            "steps": self.state.elapsed,
+            "terminated": self.state.terminated,
+        }
+        return Verdict(self.state.reward, final)
+
+    def export(self) -> dict[str, Any]:
+        """The episode as JSON data, its random generator included."""
+        state = self.state
+        return {
+            "position": state.position,
+            "last_action": state.last_action,
+            "elapsed": state.elapsed,
+            "reward": state.reward,
+            "terminated": state.terminated,
+            "truncated": state.truncated,
+            "extra": dict(state.extra),
+            "rng": export_rng(state.rng),
+        }
+
+
+class ToyTextEnvironment:
+    """A gymnasium toy-text environment with one tool, `step`.
+
+    Args:
+        name: its name in this protocol.
+        instruction: what the policy is told first.
+        actions: names of the actions, in the order of gymnasium's numbers.
+        simulator: the instance.
+        describe: what of a state an observation shows.
+    """
+
+    continuation: Continuation = "export_restore"
+    verify_mode: VerifyMode = "repeat"
+    state_version = "1"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        instruction: str,
+        actions: tuple[str, ...],
+        simulator: Simulator,
+        describe: Describe,
+    ) -> None:
+        self.name = name
+        self.instruction = instruction
+        self.actions = actions
+        self.simulator = simulator
+        self.describe = describe
+        self.tools = (
+            ToolSpec(
+                "step",
+                "Take one action.",
+                {
+                    "type": "object",
+                    "properties": {"action": {"type": "string", "enum": list(actions)}},
+                    "required": ["action"],
+                    "additionalProperties": False,
+                },
+            ),
+        )
+
+    def check(self, task: Mapping[str, Any], seed: int | None) -> None:
+        """Raise `TaskInvalid` unless the task is at most `{"seed": integer}` and a seed is known."""
+        if set(task) - {"seed"}:
+            raise TaskInvalid("the task has members other than seed")
+        if not is_integer(task.get("seed", seed), 0, MAX_SEED):
+            raise TaskInvalid(f"seed is not an integer from 0 to {MAX_SEED}")
+
+    def open(self, task: Mapping[str, Any], seed: int | None) -> ToyTextSession:
+        """An episode at its beginning; the task's own seed goes before that of the start call."""
+        self.check(task, seed)
+        return ToyTextSession(self, self.simulator.reset(int(task.get("seed", seed))))
+
+    def restore(
+        self, task: Mapping[str, Any], state: Mapping[str, Any]
+    ) -> ToyTextSession:
+        """An episode as it was exported; raises `StateInvalid`."""
+        del task
+        last, reward, extra, rng = (
+            state.get(key) for key in ("last_action", "reward", "extra", "rng")
+        )
+        fits = (
+            is_integer(state.get("position"), 0, self.simulator.positions - 1)
+            and (last is None or is_integer(last, 0, len(self.actions) - 1))
+            and is_integer(state.get("elapsed"), 0, 2**53)
+            and isinstance(reward, (int, float))
+            and math.isfinite(reward)
+            and isinstance(state.get("terminated"), bool)
+            and isinstance(state.get("truncated"), bool)
+            and isinstance(extra, dict)
+            and isinstance(rng, dict)
+        )
+        if (
+            not fits
+            or not isinstance(extra, dict)
+            or not isinstance(rng, dict)
+            or reward is None
+        ):
+            raise StateInvalid("the saved state does not fit this environment")
+        return ToyTextSession(
+            self,
+            EpisodeState(
+                position=state["position"],
+                last_action=last,
+                elapsed=state["elapsed"],
+                reward=float(reward),
+                terminated=state["terminated"],
+                truncated=state["truncated"],
+                rng=restore_rng(rng),
+                extra=dict(extra),
+            ),
+        )
+
+    async def aclose(self) -> None:
+        """Nothing is shared that would need closing."""
+
+
+_TAXI_STOPS = ("red", "green", "yellow", "blue", "taxi")
+
+
+def _describe_taxi(simulator: Simulator, state: EpisodeState) -> dict[str, Any]:
+    row, column, passenger, destination = simulator.decode(state.position)
+    return {
+        "row": row,
+        "column": column,
+        "passenger": _TAXI_STOPS[passenger],
+        "destination": _TAXI_STOPS[destination],
+        "over": state.terminated or state.truncated,
+    }
+
+
+def _describe_lake(simulator: Simulator, state: EpisodeState) -> dict[str, Any]:
+    row, column = divmod(state.position, simulator.columns)
+    cell = {"S": "start", "F": "frozen", "H": "hole", "G": "goal"}[
+        simulator.cell(row, column)
+    ]
+    return {
+        "row": row,
+        "column": column,
+        "cell": cell,
+        "over": state.terminated or state.truncated,
+    }
+
+
+def taxi() -> ToyTextEnvironment:
+    """Taxi-v4: fetch a passenger and drop them at their destination."""
+    return ToyTextEnvironment(
+        name="taxi",
+        instruction=(
+            "You drive a taxi on a grid of 5 by 5 (row 0 is north, column 0 is west; red is at row 0 column 0, green at "
+            "row 0 column 4, yellow at row 4 column 0, blue at row 4 column 3). Fetch the passenger and drop them off at "
+            "the destination. Call the tool step for each action."
+        ),
+        actions=("south", "north", "east", "west", "pickup", "dropoff"),
+        simulator=Simulator("Taxi-v4", ("fickle_step", "taxi_orientation"), {}),
+        describe=_describe_taxi,
+    )
+
+
+def frozen_lake() -> ToyTextEnvironment:
+    """FrozenLake-v1, slippery: the state of the random generator decides where a step ends."""
+    return ToyTextEnvironment(
+        name="frozen_lake",
+        instruction=(
+            "You walk on a frozen lake of 4 by 4 (row 0 is north, column 0 is west) from the start to the goal at row 3 "
+            "column 3. The ice is slippery, and there are holes. Call the tool step for each action."
+        ),
+        actions=("left", "down", "right", "up"),
+        simulator=Simulator("FrozenLake-v1", (), {"is_slippery": True}),
+        describe=_describe_lake,
+    )
