@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges single messages: each request and response against openapi.yaml, each problem against the error catalogue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from openapi_core import Config, OpenAPI
+from openapi_core.datatypes import RequestParameters
+from openapi_core.exceptions import OpenAPIError
+from werkzeug.datastructures import Headers, ImmutableMultiDict
+
+from spec import ErrorSpec
+
+HOST = "http://gym"
+
+
+@dataclass
+class _Request:
+    """A request in the shape that openapi-core reads; the host is left out (`servers: /`)."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes | None
+    host_url: str = HOST
+    path: str = ""
+    content_type: str = ""
+    parameters: RequestParameters = field(default_factory=RequestParameters)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        self.method = self.method.lower()
+        self.path = parts.path
+        headers = Headers(list(self.headers.items()))
+        self.content_type = (headers.get("Content-Type") or "").lower()
+        query = ImmutableMultiDict(parse_qsl(parts.query, keep_blank_values=True))
+        self.parameters = RequestParameters(query=query, header=headers)
+
+
+@dataclass(frozen=True)
+class _Response:
+    status_code: int
+    headers: Headers
+    content_type: str
+    data: bytes
+
+
+class Judge:
+    """Validates single messages against the OpenAPI document and the error catalogue.
+
+    Args:
+        document: the self-contained OpenAPI document.
+        errors: the error catalogue, by code.
+    """
+
+    def __init__(self, document: Mapping[str, Any], errors: Mapping[str, ErrorSpec]) -> None:
+        # The document itself is judged by the tests of the specification, not at every start.
+        unchecked = Config(spec_validator_cls=None)  # type: ignore[arg-type]  # None is handled, but not declared
+        self._openapi = OpenAPI.from_dict(dict(document), config=unchecked)
+        self._errors = errors
+        # openapi-core builds its validators lazily and keeps them; one message is judged at a time.
+        self._lock = threading.Lock()
+
+    def request_faults(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> list[str]:
+        """Return what is wrong with a request, one sentence each; empty if it fits."""
+        request = _Request(method, url, headers, body)
+        with self._lock:
+            return _sentences(self._openapi.iter_request_errors(request))
+
+    def response_faults(
+        self,
+        method: str,
+        url: str,
+        status: int,
+        headers: Sequence[tuple[str, str]],
+        body: bytes,
+    ) -> list[str]:
+        """Return what is wrong with the response to a request, one sentence each; empty if it fits."""
+        request = _Request(method, url, {}, None)
+        found = Headers(list(headers))
+        response = _Response(status, found, (found.get("Content-Type") or "").lower(), body)
+        with self._lock:
+            return _sentences(self._openapi.iter_response_errors(request, response))
+
+    def problem_faults(self, status: int, problem: Any, operation: str) -> list[str]:
+        """Return where a problem document disagrees with the error catalogue.
+
+        Args:
+            status: the HTTP status of the response.
+            problem: its body as JSON.
+            operation: short name of the operation, since `definite` depends on it (`commit`, `restore`, …).
+        """
+        if not isinstance(problem, dict) or not isinstance(problem.get("code"), str):
+            return ["the body of an error is a problem document with a `code`"]
+        known = self._errors.get(problem["code"])
+        if known is None:
+            return [f"the error code {problem['code']!r} is in the catalogue"]
+        faults = []
+        if status != known.status:
+            faults.append(f"{known.code} has status {known.status}, not {status}")
+        if problem.get("retryable") is not known.retryable:
+            faults.append(f"{known.code} has retryable: {str(known.retryable).lower()}")
+        if problem.get("definite") is not known.definite_on(operation):
+            faults.append(f"{known.code} on {operation} has definite: {str(known.definite_on(operation)).lower()}")
+        return faults
+
+
+def _sentences(errors: Any) -> list[str]:
+    found: list[str] = []
+    for error in errors:
+        found.extend(_explain(error))
+    return found
+
+
+def _explain(error: Exception) -> list[str]:
+    """Turn an openapi-core error and its causes into sentences with a place."""
+    cause: BaseException | None = error
+    while cause is not None:
+        listed = getattr(cause, "schema_errors", None)
+        if listed:
+            return [f"{_place(item)}: {item.message[:300]}" for item in listed]
+        cause = cause.__cause__
+    text = str(error) or type(error).__name__
+    if error.__cause__ is not None and isinstance(error, OpenAPIError):
+        text += f" ({error.__cause__})"
+    return [text[:400]]
+
+
+def _place(item: Any) -> str:
+    path = "/".join(str(part) for part in item.absolute_path)
+    return f"/{path}"
