@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short run of the conformance suite against a second Gym of the same build."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from reference_rl.demo.errors import ProcessDied
+from reference_rl.demo.processes import Processes, wait_until
+from reference_rl.demo.stage import CONTROL_ENV, DATA_ENV, script
+
+BOUND_S = 60.0
+VERDICTS = {
+    0: "nothing failed",
+    1: "a requirement failed",
+    2: "the suite could not be called",
+    3: "the suite itself failed",
+    4: "flaky",
+    5: "the Gym could not be reached",
+}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What the suite said.
+
+    Args:
+        exit_code: of `gym-conformance`.
+        verdict: one phrase.
+        seconds: how long it took.
+        report: its HTML report, relative to the page.
+    """
+
+    exit_code: int
+    verdict: str
+    seconds: float
+    report: str
+
+    @property
+    def passed(self) -> bool:
+        """True if no requirement failed."""
+        return self.exit_code == 0
+
+    def summary(self) -> dict[str, Any]:
+        """Its part of `summary.json`."""
+        return asdict(self) | {"seconds": round(self.seconds, 2)}
+
+
+def run_suite(
+    processes: Processes, directory: Path, gym_form: str, secrets: dict[str, str], meanwhile: Callable[[], None]
+) -> Suite:
+    """Run `gym-conformance --budget demo`; the suite starts and ends the Gym itself.
+
+    Args:
+        processes: starts it.
+        directory: `build/demo`, absolute.
+        gym_form: `one` or `three` processes.
+        secrets: environment variables with the tokens.
+        meanwhile: called while it runs.
+    """
+    home = directory / "suite"
+    shared = home / "snapshots"
+    shared.mkdir(parents=True, mode=0o700)
+    _write_gym(home / "gym.yaml", shared, gym_form)
+    _write_target(home / "target.yaml", home / "gym.yaml", shared, secrets)
+    argv = [script("gym-conformance"), "run", "--target", str(home / "target.yaml"), "--budget", "demo"]
+    argv += ["--json", str(home / "report.json"), "--html", str(home / "report.html")]
+    began = time.monotonic()
+    suite = processes.start("the conformance suite", argv, home / "suite.log", secrets)
+    wait_until(suite.ended, "the conformance suite", BOUND_S, (), home, meanwhile)
+    code = suite.process.returncode
+    if not (home / "report.json").exists():
+        raise ProcessDied(suite.obituary("its report"))
+    verdict = _verdict(json.loads((home / "report.json").read_text(encoding="utf-8")), code)
+    return Suite(code, verdict, time.monotonic() - began, "suite/report.html")
+
+
+def _verdict(report: Any, code: int) -> str:
+    """A phrase for the page."""
+    return VERDICTS.get(code, f"exit code {code}")
+
+
+def _write_gym(path: Path, shared: Path, gym_form: str) -> None:
+    settings = {
+        "name": "gym",
+        "processes": gym_form,
+        "storage_roots": [str(shared)],
+        "environments": ["taxi", "frozen_lake"],
+        "conformance": {"world_url": None},
+        "tokens": {
+            "control": {"env": CONTROL_ENV},
+            "data": {"env": DATA_ENV},
+            "policy": {"env": "GYM_POLICY_TOKEN"},
+        },
+    }
+    path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+
+
+def _write_target(path: Path, gym: Path, shared: Path, secrets: dict[str, str]) -> None:
+    target = {
+        "start": [script("reference-gym"), "serve", "--config", str(gym), "--announce", "{announce}"],
+        "env": {"GYM_CONFORMANCE_WORLD_URL": "{world_url}"},
+        "tokens": {"control_env": CONTROL_ENV, "data_env": DATA_ENV},
+        "shared_dir": str(shared),
+    }
+    path.write_text(yaml.safe_dump(target, sort_keys=False), encoding="utf-8")
