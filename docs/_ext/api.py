@@ -20,7 +20,8 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Gym Checkpoint Protocol {version}: API reference</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none';
- script-src 'self' 'unsafe-inline' 'unsafe-eval' file: blob:; style-src 'unsafe-inline'; img-src 'self' data: file:; worker-src blob:; font-src data:">
+ script-src 'self' 'unsafe-inline' 'unsafe-eval' file: blob:; style-src 'unsafe-inline';
+ img-src 'self' data: file:; worker-src blob:; font-src data:">
 <style>body {{ margin: 0 }} .back {{ font: 14px sans-serif; padding: 8px 16px; display: block }}</style></head>
 <body><a class="back" href="../index.html">← Gym Checkpoint Protocol</a><div id="api"></div>
 <script src="redoc.js"></script>

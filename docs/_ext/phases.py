@@ -14,17 +14,32 @@ from sphinx.util.docutils import SphinxDirective
 
 import spec
 
-WIDTH, HEIGHT = 1080, 470
+WIDTH, HEIGHT = 1180, 500
 BOX_W, BOX_H = 132, 50
-# Where each phase stands; everything else about the drawing is read from the data.
+# Where each phase stands and how each arrow runs (SVG path, place of its label). What the arrows are and what causes
+# them is read from the data; a change of phase that has no route here fails the build.
 PLACES = {
-    "idle": (90, 250),
-    "preparing": (320, 90),
-    "prepared": (530, 90),
-    "committing": (750, 90),
-    "committed": (985, 90),
-    "restoring": (420, 400),
-    "restored": (760, 400),
+    "idle": (90, 270),
+    "preparing": (330, 120),
+    "prepared": (560, 120),
+    "committing": (800, 120),
+    "committed": (1090, 120),
+    "restoring": (450, 410),
+    "restored": (800, 410),
+}
+ROUTES = {
+    ("idle", "preparing"): ("M110 245Q160 130 264 120", (150, 165)),
+    ("preparing", "prepared"): ("M396 120L494 120", (445, 110)),
+    ("prepared", "committing"): ("M626 120L734 120", (680, 110)),
+    ("preparing", "committing"): ("M340 95C400 20 720 20 785 95", (565, 28)),
+    ("committing", "committed"): ("M866 120L1024 120", (945, 110)),
+    ("committing", "prepared"): ("M770 145Q680 205 585 145", (680, 196)),
+    ("committing", "idle"): ("M810 145C800 240 700 255 156 260", (560, 236)),
+    ("committed", "idle"): ("M1090 145C1080 290 760 285 156 272", (900, 272)),
+    ("idle", "restoring"): ("M110 295Q180 410 384 410", (170, 385)),
+    ("restoring", "restored"): ("M516 410L734 410", (625, 400)),
+    ("restoring", "idle"): ("M440 385C420 320 320 300 156 292", (330, 336)),
+    ("restored", "idle"): ("M800 385C780 300 500 290 156 282", (640, 318)),
 }
 
 
@@ -93,40 +108,20 @@ def diagram() -> str:
 
 
 def draw(arrow: Arrow) -> str:
-    """Return one arrow with its causes beside it."""
-    (x1, y1), (x2, y2) = PLACES[arrow.source], PLACES[arrow.target]
-    bend = 0.0
-    if y1 == y2:
-        back = x2 < x1
-        start, end = (x1 + (-BOX_W if back else BOX_W) / 2, y1), (x2 + (BOX_W if back else -BOX_W) / 2, y2)
-        if (arrow.target, arrow.source) in {(a.source, a.target) for a in arrows()[0]} and back:
-            bend, start, end = 62, (x1, y1 + BOX_H / 2), (x2, y2 + BOX_H / 2)
-        elif abs(x2 - x1) > 260:
-            bend, start, end = -70, (x1, y1 - BOX_H / 2), (x2, y2 - BOX_H / 2)
-    elif arrow.target == "idle":
-        up = y1 < y2
-        start = (x1, y1 + (BOX_H / 2 if up else -BOX_H / 2))
-        end = (x2 + BOX_W / 2, y2 + (-4 if up else 4))
-        bend = 0
-    else:
-        up = y2 < y1
-        start = (x1 + 20, y1 + (-BOX_H / 2 if up else BOX_H / 2))
-        end = (x2 - BOX_W / 2, y2)
-    middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + bend)
-    if arrow.target == "idle" and y1 != y2:
-        # Returns to idle leave straight down (or up) and arrive from the right, so that they do not cross the boxes.
-        path = f"M{start[0]} {start[1]}C{start[0]} {(start[1] + end[1]) / 2} {start[0] - 60} {end[1]} {end[0]} {end[1]}"
-        middle = (start[0] * 0.72 + end[0] * 0.28, end[1] - 8 if y1 < y2 else end[1] + 16)
-    else:
-        path = f"M{start[0]} {start[1]}Q{middle[0]} {middle[1] + bend} {end[0]} {end[1]}"
+    """Return one arrow with its causes beside it.
+
+    Raises:
+        ValueError: the drawing has no route for this change of phase.
+    """
+    if (arrow.source, arrow.target) not in ROUTES:
+        raise ValueError(f"the diagram has no route from {arrow.source} to {arrow.target}")
+    path, (x, y) = ROUTES[arrow.source, arrow.target]
     lines = "".join(
-        f'<tspan x="{middle[0]}" dy="{0 if i == 0 else 13}">{escape(cause)}</tspan>'
-        for i, cause in enumerate(arrow.causes)
+        f'<tspan x="{x}" dy="{0 if i == 0 else 14}">{escape(cause)}</tspan>' for i, cause in enumerate(arrow.causes)
     )
-    lift = 8 + 13 * (len(arrow.causes) - 1) if bend <= 0 and y1 == y2 else -14 if bend > 0 else 0
     return (
         f'<path class="change" d="{path}" marker-end="url(#tip)"/>'
-        f'<text class="cause" x="{middle[0]}" y="{middle[1] - lift}">{lines}</text>'
+        f'<text class="cause" x="{x}" y="{y - 14 * (len(arrow.causes) - 1)}">{lines}</text>'
     )
 
 
