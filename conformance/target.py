@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the Gym under test is reached and, from level 1 on, started, stopped, continued and killed. See TARGET.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from conformance.errors import TargetUnreachable, TimedOut, UsageError
+from conformance.patience import Patience
+
+START_WITHIN_S = 30.0
+END_WITHIN_S = 15.0
+SERVER_ENVIRONMENT_WORLD_URL = "GYM_CONFORMANCE_WORLD_URL"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One server of the Gym under test, as announced or given on the command line."""
+
+    url: str
+    name: str | None = None
+    pid: int | None = None
+
+
+class Target:
+    """The Gym under test at level 0: URLs, tokens, and perhaps a directory that both sides see.
+
+    Args:
+        urls: at least one URL; participants that its capabilities list are found from there.
+        tokens: bearer token by plane, `control` and `data`.
+        shared_dir: a directory inside a storage root of the Gym, writable by the suite, or None (http artifacts).
+        patience: scales the bounds.
+    """
+
+    level = 0
+
+    def __init__(
+        self, urls: Sequence[str], tokens: Mapping[str, str], shared_dir: Path | None, patience: Patience
+    ) -> None:
+        self._urls = list(urls)
+        self.tokens = dict(tokens)
+        self.shared_dir = shared_dir
+        self.patience = patience
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The servers as they are reached now."""
+        return [Endpoint(url) for url in self._urls]
+
+    def close(self) -> None:
+        """Leave the Gym; at level 0 there is nothing to end."""
+
+
+@dataclass(frozen=True)
+class TargetFile:
+    """target.yaml: how a Gym is started for the suite.
+
+    Args:
+        start: argv; `{dir}`, `{announce}`, `{world_url}`, `{shared_dir}` and `{python}` are filled in.
+        files: text files that are written into `{dir}` before the first start, with the same placeholders.
+        env: extra environment variables, with the same placeholders.
+        control_env: variable that the Gym reads the control token from.
+        data_env: variable that it reads the data token from.
+        policy_env: variable that it reads the policy's token from.
+        shared_dir: an existing directory; None: the suite makes one.
+        level: 1, or 2 with `failpoint_env`.
+        failpoint_env: variable that sets a fail point, or None.
+    """
+
+    start: tuple[str, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    control_env: str = "GYM_CHECKPOINT_TOKEN"
+    data_env: str = "GYM_CHECKPOINT_DATA_TOKEN"
+    policy_env: str = "GYM_POLICY_TOKEN"
+    shared_dir: str | None = None
+    failpoint_env: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> TargetFile:
+        """Read target.yaml.
+
+        Raises:
+            UsageError: it cannot be read or does not have the documented form.
+        """
+        try:
+            data = yaml.safe_load(path.read_text())
+            tokens = data.pop("tokens", {})
+            known = {key: tokens.pop(key) for key in ("control_env", "data_env", "policy_env") if key in tokens}
+            if tokens:
+                raise UsageError(f"{path}: unknown tokens {sorted(tokens)}")
+            return cls(start=tuple(str(word) for word in data.pop("start")), **known, **data)
+        except (OSError, yaml.YAMLError, TypeError, AttributeError, KeyError) as error:
+            raise UsageError(f"{path}: {error}") from error
+
+
+class ProcessTarget(Target):
+    """The Gym under test at level 1: a process that the suite starts, ends, stops, continues and kills.
+
+    Args:
+        file: how it is started.
+        work_dir: the suite's scratch directory; `{dir}` and the logs lie in it.
+        world_url: the suite's world.
+        patience: scales the bounds.
+
+    Only pids that the process announced, and the process itself, are ever signalled.
+    """
+
+    level = 1
+
+    def __init__(self, file: TargetFile, work_dir: Path, world_url: str, patience: Patience) -> None:
+        shared = Path(file.shared_dir) if file.shared_dir else work_dir / "shared"
+        tokens = {
+            "control": os.environ.get(file.control_env) or secrets.token_urlsafe(24),
+            "data": os.environ.get(file.data_env) or secrets.token_urlsafe(24),
+        }
+        super().__init__([], tokens, shared, patience)
+        self.file = file
+        self.policy_token = os.environ.get(file.policy_env) or secrets.token_urlsafe(24)
+        self.level = 2 if file.failpoint_env else 1
+        self._work_dir = work_dir
+        self._world_url = world_url
+        self._lives = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._announced: list[Endpoint] = []
+        shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    # --- facts ---
+
+    @property
+    def data_dir(self) -> Path:
+        """`{dir}`: what belongs to the Gym and outlives its process."""
+        return self._work_dir / "gym"
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The servers as announced by the running process."""
+        return list(self._announced)
+
+    @property
+    def pids(self) -> list[int]:
+        """Every pid of the running Gym, the started process first."""
+        if self._process is None:
+            return []
+        announced = [endpoint.pid for endpoint in self._announced if endpoint.pid is not None]
+        return list(dict.fromkeys([self._process.pid, *announced]))
+
+    @property
+    def running(self) -> bool:
+        """Whether the started process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    def logs(self) -> str:
+        """Return what all lives so far wrote to stdout and stderr."""
+        paths = sorted(self._work_dir.glob("gym-*.log"))
+        return "".join(path.read_text(errors="replace") for path in paths)
+
+    # --- verbs ---
+
+    def start(self, *, fresh: bool = False, failpoint: str | None = None) -> None:
+        """Start the process and wait until it announces its servers.
+
+        Args:
+            fresh: on no data: `{dir}` is emptied first.
+            failpoint: value of the fail point variable (level 2).
+
+        Raises:
+            TargetUnreachable: it ended, or announced nothing within the bound.
+        """
+        if self.running:
+            return
+        if fresh and self.data_dir.exists():
+            shutil.rmtree(self.data_dir)
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lives += 1
+        announce = self._work_dir / f"announce-{self._lives}.json"
+        values = {
+            "dir": str(self.data_dir),
+            "announce": str(announce),
+            "world_url": self._world_url,
+            "shared_dir": str(self.shared_dir),
+            "python": sys.executable,
+        }
+        for name, text in self.file.files.items():
+            (self.data_dir / name).write_text(_fill(text, values))
+        environment = {**os.environ, **{key: _fill(value, values) for key, value in self.file.env.items()}}
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+        environment[self.file.control_env] = self.tokens["control"]
+        environment[self.file.data_env] = self.tokens["data"]
+        environment[self.file.policy_env] = self.policy_token
+        environment[SERVER_ENVIRONMENT_WORLD_URL] = self._world_url
+        if failpoint is not None and self.file.failpoint_env is not None:
+            environment[self.file.failpoint_env] = failpoint
+        self._log = (self._work_dir / f"gym-{self._lives:03}.log").open("wb")
+        argv = [_fill(word, values) for word in self.file.start]
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.data_dir,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise TargetUnreachable(f"cannot start {argv[0]}: {error}") from error
+        self._await_announcement(announce)
+
+    def _await_announcement(self, announce: Path) -> None:
+        def announced() -> Any:
+            if not self.running:
+                raise TargetUnreachable(f"the Gym ended while starting; its log ends with:\n{self.logs()[-2000:]}")
+            return announce.exists() and json.loads(announce.read_text())
+
+        try:
+            found = self.patience.until(announced, "the Gym announces its servers", within_s=START_WITHIN_S)
+        except TimedOut as error:
+            self.kill()
+            raise TargetUnreachable(f"{error}; its log ends with:\n{self.logs()[-2000:]}") from error
+        self._announced = [Endpoint(row["url"], row.get("name"), row.get("pid")) for row in found["participants"]]
+
+    def term(self) -> int:
+        """Send SIGTERM, wait for the end, and return the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process of the Gym and wait for the end."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Send SIGSTOP to every process of the Gym."""
+        self._signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        """Send SIGCONT to every process of the Gym."""
+        self._signal(signal.SIGCONT)
+
+    def restart(self, *, fresh: bool = False) -> None:
+        """Kill it if it runs, and start it again, on the same data or on none."""
+        if self.running:
+            self.kill()
+        self.start(fresh=fresh)
+
+    def close(self) -> None:
+        """Kill it if it runs."""
+        if self.running:
+            self.kill()
+        if self._log is not None:
+            self._log.close()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the started process alone and do not wait."""
+        if self._process is not None:
+            os.kill(self._process.pid, number)
+
+    def wait(self, *, within_s: float = END_WITHIN_S) -> int:
+        """Wait for the end of the started process and return its exit code."""
+        if self._process is None:
+            raise TargetUnreachable("the Gym was never started")
+        try:
+            return self._process.wait(self.patience.seconds(within_s))
+        except subprocess.TimeoutExpired as error:
+            raise TimedOut("the Gym's process ends", expected=f"within {within_s:g} s", got="still running") from error
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def _end(self, number: signal.Signals) -> int:
+        if self._process is None:
+            return 0
+        others = self.pids[1:]
+        if number == signal.SIGKILL:
+            self._signal(number)
+        else:
+            self.send_signal(number)
+        try:
+            code = self.wait()
+        except TimedOut:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            raise
+        self.patience.until(lambda: not any(_alive(pid) for pid in others), "every process of the Gym is gone")
+        self._announced = []
+        return code
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def _alive(pid: int) -> bool:
+    """Say whether a process exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _exists(pid) and not Path("/proc/self").exists()
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
