@@ -138,7 +138,7 @@ class Rollout(Response):
     attempt: Attempt
     state: RolloutState
     turns_done: Absent[TurnsDone] = None
-    open_turn: Absent[bool] = None
+    open_turn: Turn | None
     environment: Absent[EnvironmentName] = None
     task_digest: Absent[TaskDigest] = None
     receipt: Absent[Receipt] = None
@@ -146,7 +146,7 @@ class Rollout(Response):
 
     @model_validator(mode="after")
     def _complete_unless_a_tombstone(self) -> Self:
-        facts = (self.turns_done, self.open_turn, self.environment, self.task_digest, self.since_ms)
+        facts = (self.turns_done, self.environment, self.task_digest, self.since_ms)
         if self.state not in ("released", "retired") and None in facts:
             raise ValueError(f"incomplete for state {self.state}")
         if self.state in ("finished", "failed") and self.receipt is None:
