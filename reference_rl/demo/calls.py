@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,15 @@ def completions(calls: Iterable[Call]) -> dict[tuple[int, int], list[Call]]:
 def thrown_away(calls: Iterable[Call]) -> list[Call]:
     """The completed calls whose turn was generated again later: everything but the last of each (sibling, turn)."""
     return [call for copies in completions(calls).values() for call in copies[:-1]]
+
+
+def kind_of(call: Call, copies: Sequence[Call]) -> str:
+    """What became of a call, given all completions of its turn: `kept`, `lost`, `again` (a second time) or `held`."""
+    if call.completed is None:
+        return "held"
+    if call is not copies[-1]:
+        return "lost"
+    return "again" if len(copies) > 1 else "kept"
 
 
 def turns_thrown_away(calls: Iterable[Call]) -> int:

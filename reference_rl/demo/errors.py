@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong in the demo.
 
-    DemoError
-    ├── UsageError        the arguments make no example (exit code 2)
-    ├── ProcessDied       a process that should live has ended; names its log
-    ├── WaitedTooLong     a stated condition did not come true within its bound; names the logs
-    └── PromiseBroken     everything ran, but the numbers are not what the protocol promises
+DemoError
+├── UsageError            the arguments make no example
+├── ProcessDiedError      a process that should live has ended; names its log
+├── WaitedTooLongError    a stated condition did not come true within its bound; names the logs
+└── PromiseBrokenError    everything ran, but the numbers are not what the protocol promises
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class UsageError(DemoError):
     """The arguments make no example."""
 
 
-class ProcessDied(DemoError):
+class ProcessDiedError(DemoError):
     """A process that should live has ended."""
 
 
-class WaitedTooLong(DemoError):
+class WaitedTooLongError(DemoError):
     """A stated condition did not come true within its bound."""
 
 
-class PromiseBroken(DemoError):
+class PromiseBrokenError(DemoError):
     """The numbers in the logs are not what the protocol promises."""

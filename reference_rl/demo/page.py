@@ -19,8 +19,8 @@ HERE = Path(__file__).parent
 SAYS = {
     0: "RL saves its own ledger. The finished result is reused; every unfinished rollout starts again at turn 1.",
     1: "The Gym can be paused, but nothing of it is saved yet. Rollouts get a random ID per run.",
-    2: "Fixed IDs, receipts and ACKs: no result is lost or trained twice. The Gym's state is still not in the snapshot.",
-    3: "The snapshot also holds the Gym's state, taken in the same cut. Every rollout continues after its last finished turn.",
+    2: "Fixed IDs, receipts and ACKs: no result is lost or trained twice. The snapshot still lacks the Gym's state.",
+    3: "The snapshot also holds the Gym's state, of the same cut. A rollout continues after its last finished turn.",
 }
 CAPABILITIES = (
     ("RL can pause, save and resume every Gym server", "–", "discovery only", "built", "every snapshot"),
@@ -70,7 +70,7 @@ def render(columns: Sequence[Column], bodies: Mapping[int, Any], suite: Suite | 
         legend=_legend(),
         timelines="\n".join(_timeline(column, scale) for column in columns),
         capabilities=_capabilities(columns),
-        counting=_counting(scenario),
+        example=_example(scenario),
         counts=_counts(columns),
         bodies=_bodies(columns, bodies),
         suite=_suite(suite),
@@ -91,14 +91,15 @@ def _turns(number: int) -> str:
 
 def _lead(scenario: Scenario) -> str:
     group = f"A prompt group of {scenario.siblings} rollouts on Taxi-v4, {scenario.turns} turns each."
-    done = scenario.completed_at_crash
+    done = {sibling: turn - 1 for sibling, turn in scenario.held.items()}
     if scenario.siblings == 3:
         where = f"A had finished, B had completed {done[1]} turns and C {done[2]}"
     else:
         where = "One had finished, the others had completed " + f"{min(done.values())} to {max(done.values())} turns"
     return escape(
-        f"{group} {where}, and the policy was generating the next ones, when a snapshot was taken and every Gym and RL "
-        "process got SIGKILL. Everything was restarted on other ports and ran to its end. What had to be generated again?"
+        f"{group} {where}, and the policy was generating the next ones, when a snapshot was taken and every Gym "
+        "and RL process got SIGKILL. Everything was restarted on other ports and ran to its end. What had to be "
+        "generated again?"
     )
 
 
@@ -107,7 +108,8 @@ def _card(column: Column) -> str:
     wrong = "" if column.as_promised else " wrong"
     unit = "completed turn thrown away" if column.thrown_away == 1 else "completed turns thrown away"
     return (
-        f'<li class="card {mood}{wrong}"><span class="where">Column {column.column}: {COLUMN_NAMES[column.column]}</span>'
+        f'<li class="card {mood}{wrong}">'
+        f'<span class="where">Column {column.column}: {COLUMN_NAMES[column.column]}</span>'
         f'<span class="figure">{column.thrown_away}</span><span class="unit">{unit}</span>'
         f'<p class="what">{SAYS[column.column]}</p></li>'
     )
@@ -123,7 +125,9 @@ def _checks(columns: Sequence[Column], suite: Suite | None) -> str:
     ]
     if suite is not None:
         link = f'<a href="{escape(suite.report)}">its report</a>'
-        lines.append((suite.passed, f"The conformance suite ran against the same Gym: {escape(suite.verdict)} ({link})."))
+        lines.append(
+            (suite.passed, f"The conformance suite ran against the same Gym: {escape(suite.verdict)} ({link}).")
+        )
     return "\n".join(f'<li class="{"yes" if good else "no"}">{text}</li>' for good, text in lines)
 
 
@@ -156,27 +160,17 @@ def _capabilities(columns: Sequence[Column]) -> str:
         for row in CAPABILITIES
     )
     total = "".join(f'<td class="words">{column.thrown_away}</td>' for column in columns)
-    return f"<table><tr><th></th>{head}</tr>{rows}<tr class='sum'><td>Turns thrown away in this run</td>{total}</tr></table>"
+    last = f"<tr class='sum'><td>Turns thrown away in this run</td>{total}</tr>"
+    return f"<table><tr><th></th>{head}</tr>{rows}{last}</table>"
 
 
-def _counting(scenario: Scenario) -> str:
+def _example(scenario: Scenario) -> str:
     held = scenario.held
     total = sum(turn - 1 for turn in held.values())
     if scenario.siblings == 3:
         b, c = (turn - 1 for turn in held.values())
-        example = f"B had {b} completed turns and C {c}, so a restart at turn 1 throws {b} + {c} = {total} away."
-    else:
-        example = f"The held siblings had {total} completed turns together; a restart at turn 1 throws all of them away."
-    return (
-        "<p>The policy server is the only witness. It outlives the crash and writes one line when a call is <b>asked</b> and one "
-        "when its generation is <b>completed</b>; what the Gym and the RL client say about themselves plays no part. It tells the "
-        "siblings apart by the request's seed and finds the turn by counting the replies in the conversation, so it counts "
-        "columns without protocol headers by the same rule.</p>"
-        "<p>A completed turn counts as <b>thrown away</b> if the same sibling and turn was completed again later. "
-        f"{escape(example)} The calls that were held at the crash were asked and <b>never completed</b>: no turn was finished "
-        "there, so asking them again throws nothing away. (A server may have spent part of a generation on them; a "
-        "snapshot never waits for one.)</p>"
-    )
+        return f"B had {b} completed turns and C {c}, so a restart at turn 1 throws {b} + {c} = {total} away."
+    return f"The held siblings had {total} completed turns together; a restart at turn 1 throws all of them away."
 
 
 def _counts(columns: Sequence[Column]) -> str:
@@ -185,12 +179,22 @@ def _counts(columns: Sequence[Column]) -> str:
     rows = []
     for column in columns:
         for sibling, count in enumerate(column.counts):
-            cells = (count.asked, count.completed, count.turns, count.cut_off, count.thrown_away, count.tokens_thrown_away)
+            cells = (
+                count.asked,
+                count.completed,
+                count.turns,
+                count.cut_off,
+                count.thrown_away,
+                count.tokens_thrown_away,
+            )
             rows.append(_row([str(column.column), column.scenario.name(sibling), *map(str, cells)]))
         sums = [
             sum(values)
             for values in zip(
-                *((c.asked, c.completed, c.turns, c.cut_off, c.thrown_away, c.tokens_thrown_away) for c in column.counts),
+                *(
+                    (c.asked, c.completed, c.turns, c.cut_off, c.thrown_away, c.tokens_thrown_away)
+                    for c in column.counts
+                ),
                 strict=True,
             )
         ]
@@ -233,6 +237,6 @@ def _facts(facts: Facts) -> str:
     form = "one process" if facts.gym_form == "one" else "three processes (agent, model, resources)"
     return (
         f"<p>The Gym ran as {form} on {escape(facts.machine)}. {parts[:1].upper()}{parts[1:]}.</p>"
-        f"<p>Repeat it with <code>{escape(facts.command)}</code>. Every number here comes from the logs of this run, which lie "
-        "beside this file, one directory per column.</p>"
+        f"<p>Repeat it with <code>{escape(facts.command)}</code>. Every number here comes from the logs of this run, "
+        "which lie beside this file, one directory per column.</p>"
     )

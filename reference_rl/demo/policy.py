@@ -7,9 +7,9 @@ sibling is told by the request's `seed`, the turn by counting the assistant mess
 
 Routes, all below `/<run>` (one run per column):
 
-    PUT  /<run>                          open a run: {"siblings": {"<seed>": n}, "holds": {"<sibling>": turn}, "log": path}
-    POST /<run>/release                  let every held call go on, and hold no more
-    POST /<run>/v1/chat/completions      what the Gym calls
+    PUT  /<run>                        open a run: {"siblings": {seed: n}, "holds": {sibling: turn}, "log": path}
+    POST /<run>/release                let every held call go on, and hold no more
+    POST /<run>/v1/chat/completions    what the Gym calls
 
 Every line of the log is one event of one call: `asked`, `held`, `released`, `completed`, `dropped` (the caller went
 away first). A `completed` line is written when the generation is done, before its reply leaves: it is paid for.
@@ -28,18 +28,19 @@ import time
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from aiohttp import web
 
-TOKEN_ENV = "GYM_POLICY_TOKEN"
+# S105: this is the name of a variable, not a token.
+TOKEN_ENV = "GYM_POLICY_TOKEN"  # noqa: S105
 MOVES = ("south", "north", "east", "west")
 Json = dict[str, Any]
 
 
 def turn_of(messages: list[Json]) -> int:
     """The turn that a conversation asks for: one more than the replies that it holds."""
-    return 1 + sum(message.get("role") == "assistant" for message in messages)
+    return 1 + len([message for message in messages if message.get("role") == "assistant"])
 
 
 def fingerprint(seed: int, messages: list[Json]) -> bytes:
@@ -90,14 +91,14 @@ class Run:
 
     siblings: dict[int, int]
     holds: dict[int, int]
-    log: IO[str]
+    log: Path
     released: asyncio.Event = field(default_factory=asyncio.Event)
     calls: count[int] = field(default_factory=lambda: count(1))
 
     def write(self, event: str, call: Json) -> None:
         """Append one event; it is with the operating system when this returns."""
-        self.log.write(json.dumps({"t": round(time.time(), 4), "event": event, **call}) + "\n")
-        self.log.flush()
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"t": round(time.time(), 4), "event": event, **call}) + "\n")
 
 
 class PolicyServer:
@@ -137,7 +138,7 @@ class PolicyServer:
         self._runs[name] = Run(
             siblings={int(seed): sibling for seed, sibling in body["siblings"].items()},
             holds={int(sibling): turn for sibling, turn in body["holds"].items()},
-            log=Path(body["log"]).open("a", encoding="utf-8"),
+            log=Path(body["log"]),
         )
         return web.json_response({"run": name})
 

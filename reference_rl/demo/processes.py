@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from reference_rl.demo.errors import ProcessDied, WaitedTooLong
+from reference_rl.demo.errors import ProcessDiedError, WaitedTooLongError
 
 POLL_S = 0.02
 END_S = 10.0
@@ -73,6 +74,7 @@ class Processes:
             log: file to which its output is appended.
             env: variables set besides the inherited ones.
         """
+        # PLW1509: unsafe with threads; a thread that draws may exist, but this hook only makes one system call.
         with log.open("ab") as output:
             process = subprocess.Popen(
                 argv,
@@ -81,7 +83,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **env},
                 start_new_session=True,
-                preexec_fn=_die_with_parent if _LIBC is not None else None,
+                preexec_fn=_die_with_parent if _LIBC else None,  # noqa: PLW1509
             )
         started = Started(name, process, log)
         self._started.append(started)
@@ -95,7 +97,7 @@ class Processes:
             children: pids of their children.
 
         Raises:
-            WaitedTooLong: if one of them is still there after 10 s.
+            WaitedTooLongError: if one of them is still there after 10 s.
         """
         victims, children = list(victims), list(children)
         for pid in [victim.pid for victim in victims if not victim.ended()] + children:
@@ -140,8 +142,8 @@ def wait_until(
         meanwhile: called after every look at the condition (draws the progress).
 
     Raises:
-        ProcessDied: if one of the watched processes ended.
-        WaitedTooLong: if the bound passed.
+        ProcessDiedError: if one of the watched processes ended.
+        WaitedTooLongError: if the bound passed.
     """
     watching = list(watching)
     bound = time.monotonic() + timeout_s
@@ -149,10 +151,10 @@ def wait_until(
         meanwhile()
         for started in watching:
             if started.ended():
-                raise ProcessDied(started.obituary(what))
+                raise ProcessDiedError(started.obituary(what))
         if time.monotonic() > bound:
             where = f"; the logs are in {logs}" if logs is not None else ""
-            raise WaitedTooLong(f"waited {timeout_s:g} s for {what}{where}")
+            raise WaitedTooLongError(f"waited {timeout_s:g} s for {what}{where}")
         time.sleep(POLL_S)
 
 
@@ -169,18 +171,14 @@ def is_alive(pid: int) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _signal_group(leader: int) -> None:
     """SIGKILL what is left of the session of a process that this demo started as its leader."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _die_with_parent() -> None:

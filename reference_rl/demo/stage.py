@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from reference_rl.demo.calls import Call, read_calls, read_lines
-from reference_rl.demo.errors import ProcessDied
+from reference_rl.demo.errors import ProcessDiedError
 from reference_rl.demo.processes import Processes, Started, wait_until
 from reference_rl.demo.scenario import Scenario
 
@@ -105,14 +105,14 @@ class Stage:
         """Wait until the RL client reports `done` and has ended by itself.
 
         Raises:
-            ProcessDied: if it ended without that, or with an exit code other than 0.
+            ProcessDiedError: if it ended without that, or with an exit code other than 0.
         """
         assert self.rl is not None
         rl, self.rl = self.rl, None
         watching = [] if self.gym is None else [self.gym]
         wait_until(rl.ended, "the RL client to finish", timeout_s, watching, self.directory, self.meanwhile)
         if rl.process.returncode != 0 or not self.events("done"):
-            raise ProcessDied(rl.obituary("the event `done`"))
+            raise ProcessDiedError(rl.obituary("the event `done`"))
 
     @property
     def urls(self) -> list[str]:

@@ -56,7 +56,9 @@ class Column:
     @property
     def equal_bodies(self) -> set[int]:
         """The siblings whose body is that of the uninterrupted run."""
-        return {s for s in range(self.scenario.siblings) if s in self.bodies and self.bodies[s] == self.yardstick.get(s)}
+        return {
+            s for s in range(self.scenario.siblings) if s in self.bodies and self.bodies[s] == self.yardstick.get(s)
+        }
 
     @property
     def bodies_equal(self) -> bool:
@@ -97,7 +99,15 @@ class Policy:
     def __init__(self, processes: Processes, directory: Path, latency_s: float, secrets: dict[str, str]) -> None:
         announce = directory / "policy-announce.json"
         announce.unlink(missing_ok=True)
-        argv = [sys.executable, "-m", "reference_rl.demo.policy", "--announce", str(announce), "--latency", str(latency_s)]
+        argv = [
+            sys.executable,
+            "-m",
+            "reference_rl.demo.policy",
+            "--announce",
+            str(announce),
+            "--latency",
+            str(latency_s),
+        ]
         self.process = processes.start("the policy server", argv, directory / "policy.log", secrets)
         wait_until(announce.exists, "the policy server to listen", START_S, [self.process], directory)
         self.url: str = json.loads(announce.read_text(encoding="utf-8"))["url"]
@@ -146,16 +156,16 @@ class Teller:
     _marks: list[Mark] = field(default_factory=list)
 
     @property
-    def _finish_s(self) -> float:
+    def finish_s(self) -> float:
         """A generous bound for all turns of the group, in seconds."""
         return 60.0 + 4 * self.scenario.turns * self.latency_s + 0.2 * self.scenario.turns * self.scenario.siblings
 
     def uninterrupted(self) -> dict[int, Any]:
         """Run the group once with no crash and no checkpoint protocol (column 0); its bodies are the yardstick."""
-        stage = self._stage("uninterrupted", 0, {})
+        stage = self.stage("uninterrupted", 0, {})
         stage.start_gym()
         stage.start_rl()
-        stage.wait_for_end(self._finish_s)
+        stage.wait_for_end(self.finish_s)
         stage.stop()
         return stage.bodies()
 
@@ -169,7 +179,7 @@ class Teller:
         began = time.monotonic()
         self._marks = []
         name = f"column-{number}"
-        stage = self._stage(name, number, self.scenario.held)
+        stage = self.stage(name, number, self.scenario.held)
         urls = []
         self.say("starting a Gym and an RL client")
         self._start(stage, "start")
@@ -184,7 +194,7 @@ class Teller:
         urls.append(stage.urls)
         self.policy.release(name)
         self._mark("release")
-        stage.wait_for_end(self._finish_s)
+        stage.wait_for_end(self.finish_s)
         self._mark("done", "all results are in")
         stage.stop()
         calls = stage.calls()
@@ -202,11 +212,27 @@ class Teller:
             directory=name,
         )
 
-    def _stage(self, name: str, column: int, holds: dict[int, int]) -> Stage:
+    def stage(self, name: str, column: int, holds: dict[int, int], snapshot_every_s: float | None = None) -> Stage:
+        """A fresh directory for a Gym and an RL client, made known to the policy.
+
+        Args:
+            name: of the run and of its directory.
+            column: column of the capability table.
+            holds: calls that the policy holds, sibling → turn.
+            snapshot_every_s: snapshot interval in seconds, or None for SIGUSR1 only.
+        """
         directory = self.directory / name
         directory.mkdir()
-        url = self.policy.open(name, self.scenario, holds, directory / "policy.jsonl")
-        stage = Stage(self.processes, directory, self.scenario, column, url, self.gym_form, self.secrets)
+        stage = Stage(
+            processes=self.processes,
+            directory=directory,
+            scenario=self.scenario,
+            column=column,
+            policy_url=self.policy.open(name, self.scenario, holds, directory / "policy.jsonl"),
+            gym_form=self.gym_form,
+            secrets=self.secrets,
+            snapshot_every_s=snapshot_every_s,
+        )
         stage.meanwhile = lambda: self.look(stage.calls())
         return stage
 
@@ -229,7 +255,7 @@ class Teller:
                 and any(event["sibling"] == 0 for event in stage.events("finished"))
             )
 
-        stage.wait(in_position, f"sibling {self.scenario.name(0)} to finish and the others to be held", self._finish_s)
+        stage.wait(in_position, f"sibling {self.scenario.name(0)} to finish and the others to be held", self.finish_s)
 
     def _snapshot(self, stage: Stage) -> Json:
         """Ask for a snapshot the way a preemption notice does, and wait for its publication."""
@@ -249,4 +275,3 @@ class Teller:
 
     def _mark(self, kind: str, text: str = "") -> None:
         self._marks.append(Mark(time.time(), kind, text))
-

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from reference_rl.demo.errors import ProcessDied
+from reference_rl.demo.errors import ProcessDiedError
 from reference_rl.demo.processes import Processes, wait_until
 from reference_rl.demo.stage import CONTROL_ENV, DATA_ENV, script
 
@@ -77,7 +77,7 @@ def run_suite(
     wait_until(suite.ended, "the conformance suite", BOUND_S, (), home, meanwhile)
     code = suite.process.returncode
     if not (home / "report.json").exists():
-        raise ProcessDied(suite.obituary("its report"))
+        raise ProcessDiedError(suite.obituary("its report"))
     verdict = _verdict(json.loads((home / "report.json").read_text(encoding="utf-8")), code)
     return Suite(code, verdict, time.monotonic() - began, "suite/report.html")
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from reference_rl.demo.calls import Call, completions
+from reference_rl.demo.calls import Call, completions, kind_of
+from reference_rl.demo.scenario import Scenario
 from reference_rl.demo.story import Column
 
 WIDTH = 1000.0
@@ -75,16 +76,12 @@ def common_scale(columns: Sequence[Column]) -> float:
     """Units of x per second with which the longest column fills the width."""
     spans = [shown_spans(column) for column in columns]
     longest = max(kill - start + end - back for start, kill, back, end in spans)
-    return (WIDTH - LEFT - RIGHT - GAP) / longest
+    return (WIDTH - LEFT - _right(columns[0].scenario) - GAP) / longest
 
 
-def kind_of(call: Call, copies: Sequence[Call]) -> str:
-    """The kind of block that a call is drawn as, given all completions of its turn."""
-    if call.completed is None:
-        return "held"
-    if call is not copies[-1]:
-        return "lost"
-    return "again" if len(copies) > 1 else "kept"
+def _right(scenario: Scenario) -> float:
+    """Room at the right end of the lanes; many lanes are too thin for words."""
+    return RIGHT if scenario.siblings <= MANY else 16.0
 
 
 def draw(column: Column, scale: float) -> str:
@@ -119,7 +116,8 @@ def _lane(column: Column, sibling: int, y: float, height: float) -> str:
     count = column.counts[sibling]
     middle = y + height / 2
     text = f"{count.thrown_away} thrown away" if count.thrown_away else "nothing lost"
-    line = f'<line class="lane" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
+    end = WIDTH - _right(column.scenario)
+    line = f'<line class="lane" x1="{LEFT:g}" x2="{end:g}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
     if column.scenario.siblings > MANY:
         return line
     mood = "bad" if count.thrown_away else "good"
@@ -135,8 +133,9 @@ def _reused(column: Column, axis: Axis, lane: float) -> list[str]:
         return []
     again = {call.sibling for call in column.calls if call.asked > axis.kill}
     x = axis.x(axis.back) + 12
+    text = "finished before: its result is reused"
     return [
-        f'<text class="reused" x="{x:.1f}" y="{TOP + lane * (sibling + 0.5) + 4.5:.1f}">finished before: its result is reused</text>'
+        f'<text class="reused" x="{x:.1f}" y="{TOP + lane * (sibling + 0.5) + 4.5:.1f}">{text}</text>'
         for sibling in range(column.scenario.siblings)
         if sibling not in again
     ]
@@ -172,9 +171,14 @@ def _rect(kind: str, x1: float, x2: float, y: float, height: float, number: str,
     radius = min(5.0, height / 4, width / 3)
     text = ""
     if number and height >= 16 and width >= 11:
-        text = f'<text class="number {kind}" x="{x1 + 1 + width / 2:.1f}" y="{y + height / 2 + 4.5:.1f}">{number}</text>'
+        text = (
+            f'<text class="number {kind}" x="{x1 + 1 + width / 2:.1f}" y="{y + height / 2 + 4.5:.1f}">{number}</text>'
+        )
+    if kind == "held" and height < 12:
+        y, height, radius = y + height / 2 - 0.6, 1.2, 0.6
+    thin = " thin" if height < 2 else ""
     return (
-        f'<g><title>{escape(title)}</title><rect class="block {kind}" x="{x1 + 1:.1f}" y="{y:.1f}" '
+        f'<g><title>{escape(title)}</title><rect class="block {kind}{thin}" x="{x1 + 1:.1f}" y="{y:.1f}" '
         f'width="{width:.1f}" height="{height:.1f}" rx="{radius:.1f}"/>{text}</g>'
     )
 

@@ -10,7 +10,9 @@ from reference_rl.demo.scenario import Scenario
 from reference_rl.demo.story import Column, Mark
 
 
-def policy_events(scenario: Scenario, column: int, generation_s: float = 0.25) -> tuple[list[dict[str, Any]], list[Mark]]:
+def policy_events(
+    scenario: Scenario, column: int, generation_s: float = 0.25
+) -> tuple[list[dict[str, Any]], list[Mark]]:
     """The policy's log of one column and the marks of its story; time starts at 100 s."""
     events: list[dict[str, Any]] = []
     number = 0
@@ -51,7 +53,9 @@ def made_up_column(scenario: Scenario, number: int) -> Column:
     """A column of which every number is as promised."""
     events, marks = policy_events(scenario, number)
     calls = calls_of(events)
-    bodies = {s: {"outcome": "truncated", "turns": scenario.turns, "reward": -14.0 - s} for s in range(scenario.siblings)}
+    bodies = {
+        s: {"outcome": "truncated", "turns": scenario.turns, "reward": -14.0 - s} for s in range(scenario.siblings)
+    }
     return Column(
         column=number,
         scenario=scenario,
