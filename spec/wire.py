@@ -23,6 +23,8 @@ HEADER_INCARNATION: Final = "Gym-Incarnation"
 HEADER_ROLLOUT_ID: Final = "Gym-Rollout-Id"
 HEADER_ATTEMPT: Final = "Gym-Attempt"
 HEADER_TURN: Final = "Gym-Turn"
+HEADER_POLICY_VERSION: Final = "Gym-Policy-Version"
+"""On a policy's response: the weights version that made it, a decimal integer."""
 
 MAX_ATTEMPT: Final = 2**31 - 1
 """The highest attempt number, inclusive."""
