@@ -106,7 +106,7 @@ def _lead(scenario: Scenario) -> str:
 def _card(column: Column) -> str:
     mood = "zero" if column.thrown_away == 0 else ""
     wrong = "" if column.as_promised else " wrong"
-    unit = "completed turn thrown away" if column.thrown_away == 1 else "completed turns thrown away"
+    unit = "turn thrown away" if column.thrown_away == 1 else "turns thrown away"
     return (
         f'<li class="card {mood}{wrong}">'
         f'<span class="where">Column {column.column}: {COLUMN_NAMES[column.column]}</span>'
