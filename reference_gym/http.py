@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading bodies of other servers without trusting their length."""
+"""Reading what other servers answer without trusting them."""
 
 from __future__ import annotations
+
+import email.utils
+import time
 
 from aiohttp import StreamReader
 
@@ -24,3 +27,17 @@ async def read_bounded(stream: StreamReader, limit: int) -> bytes:
             raise ValueError(f"a body of more than {limit} bytes")
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def parse_retry_after(value: str | None) -> int | None:
+    """The milliseconds that a Retry-After header asks to wait; None when it is missing or unreadable."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text) * 1000
+    try:
+        when = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0, round((when.timestamp() - time.time()) * 1000))

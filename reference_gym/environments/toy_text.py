@@ -30,7 +30,7 @@ from reference_gym.environments.base import (
     is_integer,
 )
 
-MAX_SEED = 2**32 - 1
+MAX_SEED = 2**53 - 1
 INVALID = '{"error":"invalid"}'
 OVER = '{"error":"episode is over"}'
 

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent loop: one policy call per turn, its effects in order, a boundary, and at the end the verification.
+
+The same loop drives rollouts of the protocol (through the kit's `Rollout`) and unmanaged ones of the older route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from reference_gym.agent.budget import EpisodeBudget
+from reference_gym.agent.conversation import Reply, tool_message
+from reference_gym.agent.policy import Conversation, PolicyClient
+from reference_gym.environments.base import Environment, TaskInvalid, VerificationFailed
+from reference_gym.errors import EpisodeOver, PeerRefused, PeerUnavailable, PolicyRefused, PolicyUnavailable
+from reference_gym.participant.rollout import Perform, Verification
+from reference_gym.participant.state import Policy, RolloutFailure, Start, Success, TaskRefused, Usage
+from reference_gym.ports import Message, ResourcesPort, SessionSpec, TurnId
+
+DEFAULT_MAX_TURNS = 1_000
+
+
+class OpenTurn(Protocol):
+    """One open turn, as the loop sees it."""
+
+    async def effect(self, tool: str, args: Any, perform: Perform) -> Any:
+        """Have one effect performed."""
+        ...
+
+    def close(self, state: Any) -> None:
+        """Give the state of the boundary."""
+        ...
+
+
+class Drive(Protocol):
+    """What the loop needs of a rollout; the kit's `Rollout` is one, an unmanaged rollout another."""
+
+    start: Start
+    attempt: int
+    policy: Policy
+    state: Any
+    turns_done: int
+    effects: int
+    while_parked: Callable[[], AbstractContextManager[object]]
+
+    def policy_call(self) -> AbstractContextManager[None]:
+        """Mark the rollout as waiting for the policy."""
+        ...
+
+    def note_policy(self, usage: Usage) -> None:
+        """Note what a policy call reported."""
+        ...
+
+    def turn(self) -> AbstractAsyncContextManager[OpenTurn]:
+        """Open the next turn."""
+        ...
+
+    def verification(self) -> AbstractAsyncContextManager[Verification]:
+        """Begin the verification."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """What a boundary records of the loop.
+
+    Args:
+        messages: the conversation, in the chat form.
+        used_ms: the used part of the time budget.
+        outcome: how it ended, None while it goes on.
+    """
+
+    messages: tuple[Message, ...]
+    used_ms: int
+    outcome: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The form that is saved."""
+        return {"messages": list(self.messages), "used_ms": self.used_ms, "outcome": self.outcome}
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> LoopState:
+        """The state that `as_json` gave."""
+        return cls(tuple(saved["messages"]), int(saved["used_ms"]), saved["outcome"])
+
+
+class GymAgent:
+    """The agent of this Gym.
+
+    Args:
+        environments: by name; only what they say about themselves is used here, the sessions are behind `resources`.
+        resources: the way to the sessions.
+        policy: the way to the policy.
+        clock: monotonic seconds.
+        headers: whether calls carry the headers of the protocol (not in unmanaged rollouts).
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, Environment],
+        resources: ResourcesPort,
+        policy: PolicyClient,
+        clock: Callable[[], float],
+        *,
+        headers: bool = True,
+    ) -> None:
+        self._environments = environments
+        self._resources = resources
+        self._policy = policy
+        self._clock = clock
+        self._headers = headers
+
+    def check(self, start: Start) -> None:
+        """Refuse a task that its environment would not open; raises `TaskRefused`."""
+        try:
+            self._environments[start.environment].check(start.task, start.seed)
+        except TaskInvalid as error:
+            raise TaskRefused(str(error)) from error
+
+    async def run(self, rollout: Drive) -> Success:
+        """Run one attempt to its end; raises `RolloutFailure` and what the kit's turns raise."""
+        start = rollout.start
+        saved = rollout.state
+        budget = EpisodeBudget(start.episode_ms, 0 if saved is None else int(saved["used_ms"]), self._clock)
+        rollout.while_parked = budget.stopped
+        state = await self._begin(rollout) if saved is None else LoopState.of(saved)
+        while state.outcome is None:
+            state = await self._turn(rollout, state, budget)
+        success = await self._judge(rollout, state)
+        # The result is recorded; a session that cannot be freed now is freed when its rollout is released.
+        with suppress(PeerUnavailable, PeerRefused):
+            await self._resources.close(start.rollout_id, rollout.attempt)
+        return success
+
+    async def _begin(self, rollout: Drive) -> LoopState:
+        start = rollout.start
+        spec = SessionSpec(start.environment, start.task, start.task_digest, start.seed)
+        try:
+            messages = await self._resources.open(start.rollout_id, rollout.attempt, spec)
+        except PeerUnavailable as error:
+            raise RolloutFailure("session_lost", str(error), terminal=False, stage="session") from error
+        except (PeerRefused, TaskInvalid) as error:
+            raise RolloutFailure("session_refused", str(error), terminal=True, stage="session") from error
+        return LoopState(tuple(messages), 0, None)
+
+    async def _turn(self, rollout: Drive, state: LoopState, budget: EpisodeBudget) -> LoopState:
+        reply = await self._generate(rollout, state, budget)
+        rollout.note_policy(Usage(version=reply.version, usage=reply.usage, data_ref=reply.data_ref))
+        async with rollout.turn() as turn:
+            messages = [*state.messages, reply.message]
+            ended = None if reply.calls else "completed"
+            for call in reply.calls:
+                answer = await turn.effect(call.name, call.args, self._resources.effect)
+                messages.append(tool_message(call.call_id, answer["text"]))
+                ended = answer["ended"] or ended
+            if ended is None and rollout.turns_done + 1 >= (rollout.start.max_turns or DEFAULT_MAX_TURNS):
+                ended = "truncated"
+            state = LoopState(tuple(messages), budget.used_ms, ended)
+            turn.close(state.as_json())
+        return state
+
+    async def _generate(self, rollout: Drive, state: LoopState, budget: EpisodeBudget) -> Reply:
+        start, number = rollout.start, rollout.turns_done + 1
+        about = Conversation(
+            messages=state.messages,
+            tools=self._environments[start.environment].tools,
+            seed=start.seed,
+            number=number,
+            turn=TurnId(start.rollout_id, rollout.attempt, number) if self._headers else None,
+        )
+        try:
+            if budget.exhausted:
+                raise EpisodeOver("the time budget ended")
+            with rollout.policy_call():
+                return await self._policy.generate(lambda: rollout.policy, about, budget)
+        except EpisodeOver as error:
+            raise RolloutFailure("episode_timeout", str(error), terminal=False, stage="policy") from error
+        except PolicyUnavailable as error:
+            raise RolloutFailure("policy_unavailable", str(error), terminal=False, stage="policy") from error
+        except PolicyRefused as error:
+            raise RolloutFailure("policy_error", str(error), terminal=error.terminal, stage="policy") from error
+
+    async def _judge(self, rollout: Drive, state: LoopState) -> Success:
+        start = rollout.start
+        async with rollout.verification() as verification:
+            try:
+                verdict = await self._resources.verify(start.rollout_id, rollout.attempt, rollout.effects)
+            except VerificationFailed as error:
+                raise RolloutFailure("verification_failed", str(error), terminal=False, stage="verification") from error
+            except (PeerUnavailable, PeerRefused) as error:
+                raise RolloutFailure("verification_failed", str(error), terminal=False, stage="verification") from error
+            success = Success(
+                outcome="truncated" if state.outcome == "truncated" else "completed",
+                reward=verdict.reward,
+                messages=list(state.messages),
+                final=None if verdict.final is None else dict(verdict.final),
+            )
+            verification.finish(success)
+        return success

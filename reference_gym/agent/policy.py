@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy client of the agent: forms, retries while the policy is unavailable, and an address that may change."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from reference_gym.agent.budget import EpisodeBudget
+from reference_gym.agent.conversation import MalformedReply, Reply, build_request, parse_reply
+from reference_gym.environments.base import ToolSpec
+from reference_gym.errors import EpisodeOver, PolicyRefused, PolicyUnavailable
+from reference_gym.participant.state import Policy
+from reference_gym.ports import Message, PolicyAnswer, PolicyPort, TurnId
+
+UNAVAILABLE = frozenset({None, 429, 502, 503, 504})
+REFUSED_AGAIN = frozenset({400, 413, 422})
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+LOOK_S = 0.2
+"""How often a waiting rollout looks whether it got another address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What one policy call is about.
+
+    Args:
+        messages: the conversation so far, in the chat form.
+        tools: what is offered.
+        seed: forwarded, if the start call gave one.
+        number: the turn, from 1.
+        turn: the headers; None for a rollout of the older route.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec]
+    seed: int | None
+    number: int
+    turn: TurnId | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyClient:
+    """Calls the policy for the agent.
+
+    Args:
+        port: the way to the policy.
+        retry_ms: how long an unavailable policy is tried again, in milliseconds.
+        clock: monotonic seconds.
+    """
+
+    port: PolicyPort
+    retry_ms: int
+    clock: Callable[[], float]
+
+    async def generate(self, policy: Callable[[], Policy], about: Conversation, budget: EpisodeBudget) -> Reply:
+        """One policy call, repeated while the policy is unavailable; the budget does not run meanwhile.
+
+        Args:
+            policy: the present address; a restore or a repeated start replaces it, and the next try uses it.
+            about: the conversation.
+            budget: of the episode.
+
+        Raises:
+            PolicyUnavailable: for longer than `retry_ms`.
+            PolicyRefused: another status, or a malformed reply.
+            EpisodeOver: the budget ended first.
+            StaleAttempt: the attempt is fenced.
+        """
+        failing_since: float | None = None
+        delay = FIRST_DELAY_S
+        while True:
+            address = policy()
+            began = self.clock()
+            answer = await self._within_budget(address, about, budget)
+            if answer.status not in UNAVAILABLE:
+                return _read(address, answer, about.number)
+            now = self.clock()
+            budget.refund(now - began)
+            failing_since = began if failing_since is None else failing_since
+            left = failing_since + self.retry_ms / 1000 - now
+            if left <= 0:
+                raise PolicyUnavailable(f"the policy was unavailable for {self.retry_ms} ms (last: {answer.status})")
+            wanted = delay * random.uniform(0.5, 1.0)
+            if answer.retry_after_ms is not None:
+                wanted = max(wanted, answer.retry_after_ms / 1000)
+            with budget.stopped():
+                replaced = await self._replaced_within(min(wanted, left), policy, address)
+            failing_since = None if replaced else failing_since
+            delay = FIRST_DELAY_S if replaced else min(delay * 2, LONGEST_DELAY_S)
+
+    async def _replaced_within(self, seconds: float, policy: Callable[[], Policy], address: Policy) -> bool:
+        """Wait so long, or until the address is replaced; tells whether it was."""
+        end = self.clock() + seconds
+        while policy() == address:
+            left = end - self.clock()
+            if left <= 0:
+                return False
+            await asyncio.sleep(min(left, LOOK_S))
+        return True
+
+    async def _within_budget(self, address: Policy, about: Conversation, budget: EpisodeBudget) -> PolicyAnswer:
+        request = build_request(address.api, address.model, about.messages, about.tools, about.seed)
+        try:
+            async with asyncio.timeout(budget.left_s):
+                return await self.port.call(address, request, about.turn)
+        except TimeoutError:
+            raise EpisodeOver("the time budget ended during a policy call") from None
+
+
+def _read(address: Policy, answer: PolicyAnswer, turn: int) -> Reply:
+    if answer.status != 200:
+        raise PolicyRefused(f"the policy answered {answer.status}", terminal=answer.status in REFUSED_AGAIN)
+    try:
+        return parse_reply(address.api, answer.body, turn)
+    except MalformedReply as error:
+        raise PolicyRefused(str(error), terminal=False) from error

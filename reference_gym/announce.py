@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says where the participants listen: one JSON line on standard output and, if asked for, a file written in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spec import durable
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """One participant that listens."""
+
+    name: str
+    role: str
+    url: str
+    pid: int
+
+
+def announce(participants: Iterable[Listening], file: Path | None) -> None:
+    """Write the file, then print the line, so that whoever has read the line finds the file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    message = {"pid": os.getpid(), "participants": [asdict(participant) for participant in participants]}
+    line = json.dumps(message)
+    if file is not None:
+        durable.publish_file(file, line.encode() + b"\n")
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def parse(line: bytes) -> list[Listening]:
+    """The participants that a line names; raises ValueError."""
+    message: Any = json.loads(line)
+    return [Listening(**participant) for participant in message["participants"]]

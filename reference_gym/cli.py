@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the reference Gym: `reference-gym serve`.
+
+Exit codes: 0 after a stop that was asked for, 1 when a part of the Gym failed, 2 when the settings cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from reference_gym import lifeline, logs, server, settings, supervisor
+from reference_gym.errors import SettingsError
+
+USAGE = 2
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def reference_gym() -> None:
+    """The reference Gym of the Gym Checkpoint Protocol."""
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option(help="The settings, gym.yaml.")],
+    role: Annotated[str, typer.Option(help="all, agent, model or resources.")] = "all",
+    announce: Annotated[Path | None, typer.Option(help="A file that says where the participants listen.")] = None,
+    insecure_no_auth: Annotated[
+        bool, typer.Option("--insecure-no-auth", help="Serve without tokens, on loopback only.")
+    ] = False,
+) -> None:
+    """Serve a Gym until SIGTERM."""
+    try:
+        if role not in ("all", *settings.ROLES):
+            raise SettingsError(f"--role {role}: choose all, agent, model or resources")
+        loaded = settings.load(config, insecure_no_auth=insecure_no_auth)
+        if insecure_no_auth:
+            print("WARNING: no authentication; listening on 127.0.0.1 only", file=sys.stderr)  # noqa: T201 - for the operator
+        code = _serve(loaded, config, role, announce, insecure_no_auth)
+    except SettingsError as error:
+        print(f"reference-gym: {error}", file=sys.stderr)  # noqa: T201 - for the operator
+        raise typer.Exit(USAGE) from error
+    raise typer.Exit(code)
+
+
+def _serve(
+    loaded: settings.LoadedSettings, config: Path, role: str, announce: Path | None, insecure_no_auth: bool
+) -> int:
+    logs.configure(
+        token for token in (loaded.control_token, loaded.data_token, loaded.policy_token) if token is not None
+    )
+    if role == "all" and loaded.settings.processes == "three":
+        parent = supervisor.Supervisor(loaded, config, insecure_no_auth=insecure_no_auth, file=announce)
+        return asyncio.run(parent.run())
+    descriptor = os.environ.pop(supervisor.LIFELINE_VARIABLE, None)
+    if descriptor is not None:
+        lifeline.hold(int(descriptor))
+        loaded = _supervised(loaded, role)
+    return asyncio.run(server.serve(loaded, role, announce))
+
+
+def _supervised(loaded: settings.LoadedSettings, role: str) -> settings.LoadedSettings:
+    """The settings with what only the supervisor knows: the port to keep, and where the peers are."""
+    sections = loaded.settings
+    port = os.environ.pop(supervisor.PORT_VARIABLE, None)
+    peers = json.loads(os.environ.pop(supervisor.PEERS_VARIABLE, "{}"))
+    try:
+        ports = sections.ports if port is None else sections.ports.model_copy(update={role: int(port)})
+        changed = sections.model_copy(update={"ports": ports, "peers": settings.Peers.model_validate(peers)})
+    except ValidationError as error:
+        raise SettingsError("the supervisor handed on something that cannot be used") from error
+    return loaded.model_copy(update={"settings": changed})
+
+
+def main() -> None:
+    """Entry point of the script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

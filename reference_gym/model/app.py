@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model server's route for the agent, and the agent's end of it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from aiohttp import web
+
+from reference_gym.errors import PeerRefused, PeerUnavailable
+from reference_gym.participant import serve_aiohttp
+from reference_gym.participant.service import Participant
+from reference_gym.participant.state import Policy
+from reference_gym.peers import Peer
+from reference_gym.ports import PolicyAnswer, PolicyPort, TurnId
+from reference_gym.private import PrivateMessage, read, turn_of
+
+PATH = "/reference-gym/policy"
+
+
+class PolicyMessage(PrivateMessage):
+    """Where the policy is."""
+
+    base_url: str
+    model: str
+    api: Literal["chat_completions", "responses"]
+
+
+class CallMessage(PrivateMessage):
+    """One policy call."""
+
+    policy: PolicyMessage
+    request: dict[str, Any]
+
+
+def add_routes(app: web.Application, participant: Participant, policy: PolicyPort) -> None:
+    """Serve policy calls to the agent.
+
+    Args:
+        app: of the participant.
+        participant: the model server's.
+        policy: the way to the policy.
+    """
+
+    async def call(request: web.Request, body: Any) -> Any:
+        message = read(CallMessage, body)
+        address = Policy(message.policy.base_url, message.policy.model, message.policy.api)
+        answer = await policy.call(address, message.request, turn_of(request))
+        return {
+            "status": answer.status,
+            "retry_after_ms": answer.retry_after_ms,
+            "body": base64.b64encode(answer.body).decode("ascii"),
+        }
+
+    app.router.add_post(PATH, serve_aiohttp.data_plane(participant, call))
+
+
+class RemotePolicy:
+    """The way to the policy through the model server.
+
+    Args:
+        peer: the server; it does not retry, the agent's policy client does.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def call(self, address: Policy, request: Mapping[str, Any], turn: TurnId | None) -> PolicyAnswer:
+        """Make one call; a model server that cannot be reached counts as a policy that cannot."""
+        policy = {"base_url": address.base_url, "model": address.model, "api": address.api}
+        try:
+            reply = await self._peer.call(PATH, {"policy": policy, "request": dict(request)}, turn)
+        except (PeerUnavailable, PeerRefused):
+            return PolicyAnswer(None, None, b"")
+        return PolicyAnswer(reply["status"], reply["retry_after_ms"], base64.b64decode(reply["body"]))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ways from the agent to the sessions: in the same process, and over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference_gym.environments.base import Verdict, VerificationFailed
+from reference_gym.errors import PeerRefused, PeerUnavailable
+from reference_gym.participant.errors import SessionLost
+from reference_gym.participant.sessions import Sessions
+from reference_gym.participant.state import EffectCall, SessionUncertain
+from reference_gym.peers import Peer
+from reference_gym.ports import Message, SessionSpec, TurnId
+from reference_gym.resources.handle import SessionFactory, SessionHandle
+
+PREFIX = "/reference-gym/sessions"
+
+
+class LocalResources:
+    """The sessions of this process.
+
+    Args:
+        sessions: the kit's store.
+        factory: makes what it stores.
+    """
+
+    def __init__(self, sessions: Sessions[SessionHandle], factory: SessionFactory) -> None:
+        self._sessions = sessions
+        self._factory = factory
+
+    async def open(self, rollout_id: str, attempt: int, spec: SessionSpec) -> list[Message]:
+        """Open the session, or find it open; the messages with which its conversation starts."""
+        handle = self._sessions.get(rollout_id, attempt)
+        if handle is None:
+            handle = self._factory.open(spec)
+            await self._sessions.open(rollout_id, attempt, spec.environment, spec.task_digest, handle)
+        return handle.opening
+
+    async def effect(self, call: EffectCall) -> Any:
+        """Run one effect, or get the recorded reply of a repeat."""
+        return await self._sessions.effect(call)
+
+    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
+        """Judge the session."""
+        async with self._sessions.verification(rollout_id, attempt, effects_done) as handle:
+            return await handle.verify(rollout_id, attempt)
+
+    async def close(self, rollout_id: str, attempt: int) -> None:
+        """Free the session."""
+        await self._sessions.close(rollout_id, attempt)
+
+
+class RemoteResources:
+    """The sessions of the resources server.
+
+    Args:
+        peer: the server.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def open(self, rollout_id: str, attempt: int, spec: SessionSpec) -> list[Message]:
+        """Open the session, or find it open."""
+        message = {
+            "environment": spec.environment,
+            "task": dict(spec.task),
+            "task_digest": spec.task_digest,
+            "seed": spec.seed,
+        }
+        reply = await self._peer.call(f"{PREFIX}/open", message, TurnId(rollout_id, attempt, 1))
+        return list(reply["messages"])
+
+    async def effect(self, call: EffectCall) -> Any:
+        """Run one effect.
+
+        Raises:
+            SessionLost: also when no try can have reached the server.
+            SessionUncertain: also when the reply was lost for good.
+        """
+        message = {
+            "request_id": call.request_id,
+            "tool": call.tool,
+            "args": call.args,
+            "effects_done": call.effects_done,
+        }
+        turn = TurnId(call.rollout_id, call.attempt, call.turn)
+        try:
+            return await self._peer.call(f"{PREFIX}/effect", message, turn)
+        except PeerUnavailable as error:
+            if error.reached:
+                raise SessionUncertain(str(error)) from error
+            raise SessionLost(str(error)) from error
+        except PeerRefused as error:
+            raise SessionUncertain(str(error)) from error
+
+    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
+        """Judge the session."""
+        reply = await self._peer.call(
+            f"{PREFIX}/verify", {"effects_done": effects_done}, TurnId(rollout_id, attempt, 1)
+        )
+        if reply["failed"] is not None:
+            raise VerificationFailed(reply["failed"])
+        return Verdict(reply["reward"], reply["final"])
+
+    async def close(self, rollout_id: str, attempt: int) -> None:
+        """Free the session."""
+        await self._peer.call(f"{PREFIX}/close", {}, TurnId(rollout_id, attempt, 1))

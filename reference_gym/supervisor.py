@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three processes from one command: starts agent, model and resources, restarts one that crashed, and ends with them.
+
+A process that ends by itself with exit code 0 was stopped on purpose and is not started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reference_gym import announce
+from reference_gym.announce import Listening
+from reference_gym.errors import SettingsError
+from reference_gym.settings import LoadedSettings
+
+LIFELINE_VARIABLE = "REFERENCE_GYM_LIFELINE"
+PEERS_VARIABLE = "REFERENCE_GYM_PEERS"
+PORT_VARIABLE = "REFERENCE_GYM_PORT"
+START_TIMEOUT_S = 60.0
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 5.0
+SETTLED_S = 10.0
+MAX_LINE = 1_048_576
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Child:
+    role: str
+    peers: dict[str, str]
+    port: int | None = None
+    process: asyncio.subprocess.Process | None = None
+    listening: Listening | None = None
+    started: float = 0.0
+    delay: float = field(default=FIRST_DELAY_S)
+
+
+class Supervisor:
+    """Runs the three participants.
+
+    Args:
+        loaded: the settings, for names and limits; the children read the file themselves.
+        config: the file.
+        insecure_no_auth: handed on.
+        file: where to announce, or None.
+    """
+
+    def __init__(self, loaded: LoadedSettings, config: Path, *, insecure_no_auth: bool, file: Path | None) -> None:
+        self._loaded = loaded
+        self._config = config
+        self._insecure = insecure_no_auth
+        self._file = file
+        self._children: list[_Child] = []
+        self._stopping = asyncio.Event()
+        self._death, self._life = os.pipe()
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit code.
+
+        Raises:
+            SettingsError: a child did not come up.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        try:
+            await self._start_all()
+            announce.announce(self._listening(), self._file)
+            watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
+            stop = asyncio.create_task(self._stopping.wait())
+            everything = asyncio.gather(*watchers)
+            await asyncio.wait([everything, stop], return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            await self._stop_all()
+            await everything
+            await stop
+            codes = [child.process.returncode for child in self._children if child.process is not None]
+            return 0 if all(code == 0 for code in codes) else 1
+        finally:
+            await self._stop_all()
+            os.close(self._life)
+            os.close(self._death)
+
+    async def _start_all(self) -> None:
+        ports = self._loaded.settings.ports
+        model = _Child("model", {}, ports.model or None)
+        resources = _Child("resources", {}, ports.resources or None)
+        agent = _Child("agent", {}, ports.agent or None)
+        self._children = [agent, model, resources]
+        await asyncio.gather(self._start(model), self._start(resources))
+        assert model.listening is not None
+        assert resources.listening is not None
+        agent.peers = {"model": model.listening.url, "resources": resources.listening.url}
+        await self._start(agent)
+
+    async def _start(self, child: _Child) -> None:
+        arguments = ["serve", "--config", str(self._config), "--role", child.role]
+        if self._insecure:
+            arguments.append("--insecure-no-auth")
+        environment = dict(os.environ)
+        environment[LIFELINE_VARIABLE] = str(self._death)
+        environment[PEERS_VARIABLE] = json.dumps(child.peers)
+        if child.port is not None:
+            environment[PORT_VARIABLE] = str(child.port)
+        child.started = asyncio.get_running_loop().time()
+        child.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "reference_gym.cli",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+            pass_fds=(self._death,),
+            limit=MAX_LINE,
+        )
+        assert child.process.stdout is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                line = await child.process.stdout.readline()
+            (child.listening,) = announce.parse(line)
+        except (TimeoutError, ValueError) as error:
+            raise SettingsError(f"the process of the role {child.role} did not come up") from error
+        child.port = int(child.listening.url.rpartition(":")[2])
+
+    async def _watch(self, child: _Child) -> None:
+        """Wait for the end of one child, and start it again as long as that is wanted."""
+        loop = asyncio.get_running_loop()
+        while child.process is not None:
+            code = await child.process.wait()
+            if self._stopping.is_set() or code == 0:
+                log.info("stopped", extra={"role": child.role, "code": code})
+                return
+            log.error("crashed", extra={"role": child.role, "code": code})
+            if loop.time() - child.started > SETTLED_S:
+                child.delay = FIRST_DELAY_S
+            if await self._stops_within(child.delay):
+                return
+            child.delay = min(child.delay * 2, LONGEST_DELAY_S)
+            try:
+                await self._start(child)
+            except SettingsError as error:
+                log.error("restart failed", extra={"role": child.role, "detail": str(error)})
+                if child.process.returncode is None:
+                    child.process.kill()
+                continue
+            log.info("restarted", extra={"role": child.role})
+            announce.announce(self._listening(), self._file)
+
+    async def _stops_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _stop_all(self) -> None:
+        alive = [
+            child.process
+            for child in self._children
+            if child.process is not None and child.process.returncode is None
+        ]
+        for process in alive:
+            process.terminate()
+        grace_s = self._loaded.settings.limits.shutdown_grace_ms / 1000 + 10
+        try:
+            async with asyncio.timeout(grace_s):
+                await asyncio.gather(*(process.wait() for process in alive))
+        except TimeoutError:
+            for process in alive:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*(process.wait() for process in alive))
+
+    def _listening(self) -> list[Listening]:
+        return [child.listening for child in self._children if child.listening is not None]
