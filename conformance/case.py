@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check is given: the Gym, the three clocks, a namespace of its own, and words to tell its story in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from conformance.controller import Controller, Json, Participant
+from conformance.errors import Failed, Lost, NotOffered, SuiteError
+from conformance.gym import CONFORMANCE, Gym
+from conformance.patience import Patience
+from conformance.script import Script, add, script
+from conformance.target import ProcessTarget, Target
+from conformance.wire import Reply, Wire
+from conformance.witness import Hold, Witness
+from conformance.world import World
+from spec import Specification
+from spec import wire as names
+
+T = TypeVar("T")
+
+FINISH_WITHIN_S = 10.0
+DEFAULT_SCRIPT = script(add(5), [add(-3), add(2)], add(0), "done")
+
+
+@dataclass
+class Bench:
+    """What one run shares between its checks."""
+
+    spec: Specification
+    target: Target
+    gym: Gym
+    wire: Wire
+    witness: Witness
+    world: World
+    patience: Patience
+    nonce: str
+    has_world: bool
+    work_dir: Path
+
+
+@dataclass
+class Rollout:
+    """One rollout of a check: what it was started with, and where it stands in the suite's own book."""
+
+    rollout_id: str
+    attempt: int
+    item: Json = field(repr=False)
+    script: Script = field(repr=False)
+    hold: Hold | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its id and attempt."""
+        return self.rollout_id, self.attempt
+
+
+class Case:
+    """One run of one check.
+
+    Args:
+        bench: what the run shares.
+        name: the check's name.
+        number: ordinal of the case in the run; makes its namespace.
+        participant: the participant under study; by default the owner of rollouts.
+    """
+
+    def __init__(self, bench: Bench, name: str, number: int, participant: Participant | None = None) -> None:
+        self.bench = bench
+        self.spec = bench.spec
+        self.gym = bench.gym
+        self.wire = bench.wire
+        self.witness = bench.witness
+        self.world = bench.world
+        self.patience = bench.patience
+        self.name = name
+        self.prefix = f"{bench.nonce}-{number}-"
+        self.steps: list[str] = []
+        self.attempts: dict[str, int] = {}
+        self.rollouts: dict[str, Rollout] = {}
+        self._participant = participant
+        self._controller: Controller | None = None
+        self._count = 0
+
+    # --- who ---
+
+    @property
+    def p(self) -> Participant:
+        """The participant under study."""
+        return self._participant or self.gym.agent
+
+    @property
+    def agent(self) -> Participant:
+        """The participant that owns rollouts."""
+        return self.gym.agent
+
+    @property
+    def sessions(self) -> Participant:
+        """The participant that owns sessions.
+
+        Raises:
+            NotOffered: none does.
+        """
+        found = self.gym.owner("sessions")
+        if found is None:
+            raise NotOffered("no participant owns sessions")
+        return found
+
+    @property
+    def process(self) -> ProcessTarget:
+        """The Gym's process, for checks of level 1."""
+        if not isinstance(self.bench.target, ProcessTarget):
+            raise NotOffered("process control (level 1) is not offered")
+        return self.bench.target
+
+    @property
+    def controller(self) -> Controller:
+        """This check's controller; the first use adopts it everywhere."""
+        if self._controller is None:
+            self._controller = self.new_controller()
+        return self._controller
+
+    def new_controller(self, name: str = "suite") -> Controller:
+        """Return a controller above every adopted one, adopted everywhere, and use it from now on."""
+        controller = self.gym.controller(f"{name}-{self.bench.nonce}")
+        for participant in self.gym.participants:
+            self.accepted(controller.adopt(participant), f"abort {controller.epoch}-0 adopts a new controller")
+        self._controller = controller
+        return controller
+
+    # --- judging ---
+
+    def step(self, text: str) -> None:
+        """Note a step of the story, for the failure text."""
+        self.steps.append(text)
+
+    def equal(self, expected: object, got: object, what: str, *requirements: str) -> None:
+        """Judge that a value is the expected one."""
+        if expected != got:
+            raise Failed(what, expected=_show(expected), got=_show(got), requirements=requirements)
+
+    def true(self, condition: object, what: str, *requirements: str, got: object = "it is not so") -> None:
+        """Judge that a stated condition holds."""
+        if not condition:
+            raise Failed(what, expected="that it holds", got=_show(got), requirements=requirements)
+
+    def accepted(self, reply: Reply, what: str, *requirements: str) -> Reply:
+        """Judge that a call was accepted (200), and return the reply."""
+        if reply.status != 200:
+            raise Failed(what, expected="200", got=reply.brief, requirements=requirements)
+        return reply
+
+    def refused(self, reply: Reply, code: str, what: str, *requirements: str) -> Reply:
+        """Judge that a call was refused with a code of the catalogue and its status, and return the reply."""
+        status = self.spec.errors[code].status
+        if (reply.status, reply.code) != (status, code):
+            raise Failed(what, expected=f"{status} {code}", got=reply.brief, requirements=requirements)
+        return reply
+
+    def until(self, condition: Callable[[], T], what: str, *requirements: str, within_s: float = FINISH_WITHIN_S) -> T:
+        """Wait for a stated condition; if it does not come true, these requirements are broken."""
+        try:
+            return self.patience.until(condition, what, within_s=within_s)
+        except Failed as error:
+            error.requirements = error.requirements or requirements
+            raise
+
+    def unchanged(self, participants: Iterable[Participant] | None = None) -> Unchanged:
+        """Return a context in which nothing visible of the participants may change (default: the one under study)."""
+        return Unchanged(self, list(participants) if participants is not None else [self.p])
+
+    # --- rollouts ---
+
+    def new_id(self, stem: str = "r") -> str:
+        """Return a fresh rollout id in this check's namespace."""
+        self._count += 1
+        return f"{self.prefix}{stem}{self._count}"
+
+    def item(
+        self,
+        rollout_id: str,
+        *,
+        attempt: int = 0,
+        seed: int = 7,
+        environment: str = CONFORMANCE,
+        verify_in_world: bool = False,
+        max_turns: int = 50,
+        episode_ms: int = 600_000,
+        **more: Any,
+    ) -> Json:
+        """Return one item of a start call for the conformance environment."""
+        world_url = self.world.url if self.bench.has_world else None
+        task = {"seed": seed, "world_url": world_url, "verify_in_world": verify_in_world}
+        return {
+            "rollout_id": rollout_id,
+            "attempt": attempt,
+            "environment": environment,
+            "task": task,
+            "task_digest": names.result_digest(json.dumps(task, sort_keys=True)),
+            "limits": {"max_turns": max_turns, "episode_ms": episode_ms},
+            **more,
+        }
+
+    def start_items(self, items: list[Json], **kwargs: Any) -> Reply:
+        """Send a start call with these items and the witness as policy; the outcomes are not judged."""
+        kwargs.setdefault("policy", self.witness.policy())
+        reply = self.controller.start(self.agent, items, **kwargs)
+        for item in items:
+            self._reserve(item["rollout_id"], item["attempt"])
+        return reply
+
+    def outcome(self, item: Json, **kwargs: Any) -> Json:
+        """Start one item and return its outcome entry."""
+        reply = self.accepted(self.start_items([item], **kwargs), "a start call is answered item by item")
+        return dict(reply["outcomes"][0])
+
+    def start(
+        self, written: Script = DEFAULT_SCRIPT, *, rollout_id: str | None = None, attempt: int = 0, **kwargs: Any
+    ) -> Rollout:
+        """Start a rollout with a script and judge that it is `started`."""
+        policy = kwargs.pop("policy", None)
+        rollout_id = rollout_id or self.new_id()
+        self.witness.script(rollout_id, written)
+        item = self.item(rollout_id, attempt=attempt, **kwargs)
+        self.step(f"start {rollout_id} as attempt {attempt} in {item['environment']}")
+        outcome = self.outcome(item, **({"policy": policy} if policy else {}))
+        self.equal("started", outcome["outcome"], f"a new rollout is started ({outcome.get('detail', '')})")
+        rollout = Rollout(rollout_id, attempt, item, written)
+        self.rollouts[rollout_id] = rollout
+        return rollout
+
+    def start_at(self, turns: int, written: Script = DEFAULT_SCRIPT, **kwargs: Any) -> Rollout:
+        """Start a rollout and wait until it has done `turns` turns and waits for the policy, whose answer is held."""
+        rollout_id = kwargs.pop("rollout_id", None) or self.new_id()
+        hold = self.witness.hold(rollout_id, turns + 1)
+        rollout = self.start(written, rollout_id=rollout_id, **kwargs)
+        rollout.hold = hold
+        self.step(f"wait until turn {turns + 1} of {rollout_id} is asked, and hold it")
+        hold.wait_asked()
+        return rollout
+
+    def release(self, *rollouts: Rollout) -> None:
+        """Let the held generations of rollouts end."""
+        for rollout in rollouts:
+            if rollout.hold is not None:
+                self.step(f"release turn {rollout.hold.turn} of {rollout.rollout_id}")
+                rollout.hold.release()
+
+    def row(self, rollout: Rollout | str) -> Json:
+        """Return GET /rollouts/{rollout_id}."""
+        rollout_id = rollout if isinstance(rollout, str) else rollout.rollout_id
+        return dict(self.accepted(self.agent.get_rollout(rollout_id), "a known rollout can be read").json)
+
+    def until_state(self, rollout: Rollout, *states: str, requirements: tuple[str, ...] = ()) -> Json:
+        """Wait until a rollout is in one of these states, and return its row."""
+        what = f"{rollout.rollout_id} is {' or '.join(states)}"
+
+        def there() -> Json | None:
+            row = self.row(rollout)
+            return row if row["state"] in states else None
+
+        return self.until(there, what, *requirements) or {}
+
+    def result(self, rollout: Rollout, *requirements: str) -> Json:
+        """Wait until the feed serves the result of a rollout, and return the entry with `content` parsed."""
+        self.step(f"wait for the result of {rollout.rollout_id}")
+
+        def there() -> Json | None:
+            after: str | None = None
+            while True:
+                page = self.accepted(self.agent.get_results(after=after, wait_ms=50), "the feed can be read")
+                for entry in page["results"]:
+                    if entry["receipt"]["rollout_id"] == rollout.rollout_id:
+                        return dict(entry)
+                if not page["more"]:
+                    return None
+                after = page["next"]
+
+        entry = self.until(there, f"the feed serves the result of {rollout.rollout_id}", *requirements) or {}
+        return {**entry, "content": json.loads(entry["result"])}
+
+    def body(self, rollout: Rollout, *requirements: str) -> Json:
+        """Wait for the result of a rollout and return its `body`; a failure instead is a failure of the Gym."""
+        content = self.result(rollout, *requirements)["content"]
+        what = f"{rollout.rollout_id} succeeds"
+        self.true("body" in content, what, *requirements, got=content.get("failure"))
+        return dict(content["body"])
+
+    def finished(self, written: Script = DEFAULT_SCRIPT, **kwargs: Any) -> tuple[Rollout, Json]:
+        """Start a rollout, let it finish, and return it with its result entry."""
+        rollout = self.start(written, **kwargs)
+        return rollout, self.result(rollout)
+
+    def ack(self, *receipts: Json, **kwargs: Any) -> list[str]:
+        """ACK receipts and return the outcomes."""
+        self.step(f"ACK {', '.join(receipt['rollout_id'] for receipt in receipts[:4])}")
+        reply = self.accepted(self.controller.ack(self.agent, receipts, **kwargs), "ACKs are answered item by item")
+        return [row["outcome"] for row in reply["outcomes"]]
+
+    def next_attempt(self, rollout_id: str) -> int:
+        """Reserve the next attempt of a rollout in the suite's own book."""
+        return self._reserve(rollout_id, self.attempts.get(rollout_id, -1) + 1)
+
+    def _reserve(self, rollout_id: str, attempt: int) -> int:
+        if isinstance(attempt, int):
+            self.attempts[rollout_id] = max(attempt, self.attempts.get(rollout_id, -1))
+        return attempt
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Leave the Gym as it was found: release everything, end what is open, retire and ACK what is ours."""
+        self.witness.release_all(self.prefix)
+        self.world.release_all(self.prefix)
+        try:
+            self.gym.refresh()
+            controller = self.new_controller("tidy")
+            self._tidy(controller)
+        except (SuiteError, KeyError, TypeError):
+            # Whatever is wrong with the Gym was judged before; tidying up is only politeness.
+            pass
+        self.witness.forget(self.prefix)
+        self.world.forget(self.prefix)
+
+    def _tidy(self, controller: Controller) -> None:
+        through = {key: attempt for key, attempt in self.attempts.items() if names.is_rollout_id(key)}
+        batch = self.gym.limit("max_batch")
+        rows = list(through.items())
+        for participant in self.gym.participants:
+            for start in range(0, len(rows), batch):
+                controller.retire(participant, dict(rows[start : start + batch]), timeout_ms=200)
+        if not rows:
+            return
+        results = self.agent.results()
+        receipts = [row["receipt"] for key, row in results.items() if key.startswith(self.prefix)]
+        for start in range(0, len(receipts), batch):
+            controller.ack(self.agent, receipts[start : start + batch])
+
+
+class Unchanged:
+    """A context in which nothing visible of some participants may change."""
+
+    def __init__(self, case: Case, participants: list[Participant]) -> None:
+        self._case = case
+        self._participants = participants
+        self._before: list[Mapping[str, Any]] = []
+
+    def _look(self) -> list[Mapping[str, Any]]:
+        seen: list[Mapping[str, Any]] = []
+        for participant in self._participants:
+            status = {k: v for k, v in participant.status().items() if k != "lease_remaining_ms"}
+            if status.get("last") is not None:
+                status["last"] = {k: v for k, v in status["last"].items() if not k.endswith("_ms")}
+            rows = {}
+            if participant.owns("rollouts"):
+                rows = {
+                    key: {k: v for k, v in row.items() if k != "since_ms"}
+                    for key, row in participant.rollouts().items()
+                    if key.startswith(self._case.prefix)
+                }
+            seen.append({"name": participant.name, "status": status, "rollouts": rows})
+        return seen
+
+    def __enter__(self) -> Unchanged:
+        self._before = self._look()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.judge()
+
+    def judge(self, *requirements: str) -> None:
+        """Judge that nothing has changed up to now."""
+        for before, after in zip(self._before, self._look(), strict=True):
+            for part in ("status", "rollouts"):
+                different = {
+                    key: (before[part].get(key), after[part].get(key))
+                    for key in {**before[part], **after[part]}
+                    if before[part].get(key) != after[part].get(key)
+                }
+                if different:
+                    shown = "; ".join(f"{k}: {_show(a)} → {_show(b)}" for k, (a, b) in different.items())
+                    raise Failed(
+                        f"a refused call leaves {before['name']} unchanged",
+                        expected="the same status and rollouts before and after",
+                        got=shown,
+                        requirements=requirements,
+                    )
+
+
+def _show(value: object) -> str:
+    if isinstance(value, str):
+        return value if len(value) < 400 else value[:400] + "…"
+    try:
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) < 800 else text[:800] + "…"
+
+
+__all__ = ["DEFAULT_SCRIPT", "Bench", "Case", "Lost", "Rollout", "Unchanged"]
