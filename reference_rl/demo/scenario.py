@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from reference_rl.demo.errors import UsageError
+from reference_rl.settings import sibling_seed
 
 COLUMNS = (0, 1, 2, 3)
 COLUMN_NAMES = {
@@ -71,8 +72,3 @@ class Scenario:
     def policy_seeds(self) -> dict[int, int]:
         """The seed by which the policy tells the siblings apart: seed → sibling."""
         return {sibling_seed(0, sibling): sibling for sibling in range(self.siblings)}
-
-
-def sibling_seed(group: int, sibling: int) -> int:
-    """The sampling seed that the RL client gives a sibling."""
-    return 1000 * group + sibling
