@@ -202,13 +202,14 @@ def _machine(bench: Any, settings: Settings) -> Any:
 
 
 def _write(data: dict[str, Any], json_file: Path | None, html_file: Path | None) -> None:
-    for path, content in (
-        (json_file, lambda: json.dumps(data, indent=1, ensure_ascii=False) + "\n"),
-        (html_file, lambda: report.page(data)),
-    ):
+    for path, content in ((json_file, _pretty), (html_file, report.page)):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content(), encoding="utf-8")
+            path.write_text(content(data), encoding="utf-8")
+
+
+def _pretty(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:

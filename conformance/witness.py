@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -143,8 +143,8 @@ class Witness:
         """Return the base URL of a named address, opening it the first time."""
         if name not in self._listeners:
             app = web.Application(client_max_size=MAX_BODY_BYTES)
-            app.router.add_post("/v1/chat/completions", lambda request: self._serve(request, name, "chat_completions"))
-            app.router.add_post("/v1/responses", lambda request: self._serve(request, name, "responses"))
+            app.router.add_post("/v1/chat/completions", self._handler(name, "chat_completions"))
+            app.router.add_post("/v1/responses", self._handler(name, "responses"))
             app.router.add_get("/v1/models", self._models)
             self._listeners[name] = Listener(self._loopback, app)
         return self._listeners[name].url + "/v1"
@@ -324,6 +324,12 @@ class Witness:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.MODEL, "object": "model"}]})
+
+    def _handler(self, address: str, api: Api) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._serve(request, address, api)
+
+        return handle
 
     async def _serve(self, request: web.Request, address: str, api: Api) -> web.StreamResponse:
         try:

@@ -107,8 +107,8 @@ class World:
         self._holds: list[WorldHold] = []
         self._failures: list[_Failure] = []
         app = web.Application()
-        app.router.add_post("/effects", lambda request: self._serve(request, "effect"))
-        app.router.add_post("/verify", lambda request: self._serve(request, "verify"))
+        app.router.add_post("/effects", self._serve_effect)
+        app.router.add_post("/verify", self._serve_verify)
         self._listener = Listener(loopback, app, port)
 
     @property
@@ -254,6 +254,12 @@ class World:
         return f"world calls so far {len(self._calls)}, the last: {seen or 'none'}"
 
     # --- serving (on the loopback thread) ---
+
+    async def _serve_effect(self, request: web.Request) -> web.Response:
+        return await self._serve(request, "effect")
+
+    async def _serve_verify(self, request: web.Request) -> web.Response:
+        return await self._serve(request, "verify")
 
     async def _serve(self, request: web.Request, kind: Kind) -> web.Response:
         try:

@@ -94,7 +94,8 @@ def _bar(report: Json) -> str:
 def _failures(report: Json) -> str:
     shown = [_failure(row, failure) for row in report["checks"] for failure in row["failures"]]
     faults = [
-        f'<article class="failure"><h3>{escape(row["name"])} {_badge("fault")}</h3><pre>{escape(row["reason"])}</pre></article>'
+        f'<article class="failure"><h3>{escape(row["name"])} {_badge("fault")}</h3>'
+        f"<pre>{escape(row['reason'])}</pre></article>"
         for row in report["checks"]
         if row["status"] == "fault"
     ]
