@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says where the participants listen: one JSON line on standard output and, if asked for, a file written in one step."""
+"""Says where the participants listen: one JSON line on standard output and, if asked for, a file."""
 
 from __future__ import annotations
 

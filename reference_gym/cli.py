@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,16 @@ from reference_gym import lifeline, logs, server, settings, supervisor
 from reference_gym.errors import SettingsError
 
 USAGE = 2
+
+
+class Role(StrEnum):
+    """What one process serves."""
+
+    ALL = "all"
+    AGENT = "agent"
+    MODEL = "model"
+    RESOURCES = "resources"
+
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -32,7 +43,7 @@ def reference_gym() -> None:
 @app.command()
 def serve(
     config: Annotated[Path, typer.Option(help="The settings, gym.yaml.")],
-    role: Annotated[str, typer.Option(help="all, agent, model or resources.")] = "all",
+    role: Annotated[Role, typer.Option(help="Which participants this process serves.")] = Role.ALL,
     announce: Annotated[Path | None, typer.Option(help="A file that says where the participants listen.")] = None,
     insecure_no_auth: Annotated[
         bool, typer.Option("--insecure-no-auth", help="Serve without tokens, on loopback only.")
@@ -40,12 +51,10 @@ def serve(
 ) -> None:
     """Serve a Gym until SIGTERM."""
     try:
-        if role not in ("all", *settings.ROLES):
-            raise SettingsError(f"--role {role}: choose all, agent, model or resources")
         loaded = settings.load(config, insecure_no_auth=insecure_no_auth)
         if insecure_no_auth:
             print("WARNING: no authentication; listening on 127.0.0.1 only", file=sys.stderr)  # noqa: T201 - for the operator
-        code = _serve(loaded, config, role, announce, insecure_no_auth)
+        code = _serve(loaded, config, role.value, announce, insecure_no_auth)
     except SettingsError as error:
         print(f"reference-gym: {error}", file=sys.stderr)  # noqa: T201 - for the operator
         raise typer.Exit(USAGE) from error

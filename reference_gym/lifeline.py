@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ties a supervised process to its supervisor: when the supervisor is gone, for whatever reason, the process ends at once.
+"""Ties a supervised process to its supervisor: when that is gone, for whatever reason, the process ends at once.
 
 Two means, because each has a hole: the kernel's parent-death signal (not sent if the parent was gone before it was
 asked for), and a pipe whose other end only the supervisor holds (needs a thread that is scheduled).

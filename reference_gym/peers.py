@@ -93,7 +93,9 @@ class Peer:
                 trust_env=False,
             )
         headers = self._headers | ({} if turn is None else turn.headers())
-        async with self._http.post(self._url + path, json=dict(message), headers=headers, allow_redirects=False) as reply:
+        async with self._http.post(
+            self._url + path, json=dict(message), headers=headers, allow_redirects=False
+        ) as reply:
             try:
                 raw = await read_bounded(reply.content, self._max_reply_bytes)
                 return reply.status, reply.headers, json.loads(raw)

@@ -33,7 +33,7 @@ def read(kind: type[M], body: Any) -> M:
 
 
 def turn_of(request: web.Request) -> TurnId | None:
-    """The turn that the headers name, None without any; raises `InvalidRequest` when they are incomplete or malformed."""
+    """The turn that the headers name, None without any; raises `InvalidRequest` when they are malformed."""
     names = (wire.HEADER_ROLLOUT_ID, wire.HEADER_ATTEMPT, wire.HEADER_TURN)
     rollout_id, attempt, turn = (request.headers.get(name) for name in names)
     if rollout_id is None and attempt is None and turn is None:

@@ -118,7 +118,7 @@ class Timeouts(_Section):
 class Settings(_Section):
     """All of gym.yaml; paths are relative to the file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")] = "gym"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "gym"
     processes: Literal["one", "three"] = "one"
     host: str = "127.0.0.1"
     ports: Ports = Ports()

@@ -147,8 +147,8 @@ class Supervisor:
             child.delay = min(child.delay * 2, LONGEST_DELAY_S)
             try:
                 await self._start(child)
-            except SettingsError as error:
-                log.error("restart failed", extra={"role": child.role, "detail": str(error)})
+            except SettingsError:
+                log.exception("restart failed", extra={"role": child.role})
                 if child.process.returncode is None:
                     child.process.kill()
                 continue
@@ -165,9 +165,7 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         alive = [
-            child.process
-            for child in self._children
-            if child.process is not None and child.process.returncode is None
+            child.process for child in self._children if child.process is not None and child.process.returncode is None
         ]
         for process in alive:
             process.terminate()

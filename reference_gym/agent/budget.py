@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time budget of an episode: a stopwatch that stands still while the rollout cannot go on through no fault of its own.
+"""The time budget of an episode: a stopwatch that stands still while others keep the rollout from going on.
 
-It stops while the rollout is parked, while the policy is unavailable and, because only the used time is saved, while the
-Gym is down.
+It stops while the rollout is parked, while the policy is unavailable and, because only the used time is saved, while
+the Gym is down.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from typing import Any
 from reference_gym.environments.base import ToolSpec, is_integer
 from reference_gym.ports import Api, Message
 
-
 MAX_COUNT = 2**53 - 1
 
 

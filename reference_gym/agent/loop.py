@@ -171,9 +171,9 @@ class GymAgent:
             number=number,
             turn=TurnId(start.rollout_id, rollout.attempt, number) if self._headers else None,
         )
+        if budget.exhausted:
+            raise RolloutFailure("episode_timeout", "the time budget ended", terminal=False, stage="policy")
         try:
-            if budget.exhausted:
-                raise EpisodeOver("the time budget ended")
             with rollout.policy_call():
                 return await self._policy.generate(lambda: rollout.policy, about, budget)
         except EpisodeOver as error:

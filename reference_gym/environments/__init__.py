@@ -39,9 +39,7 @@ FACTORIES: Mapping[str, Callable[[], Environment]] = {
 }
 
 
-def build(
-    names: Iterable[str], *, conformance: bool, world_url: str | None
-) -> dict[str, Environment]:
+def build(names: Iterable[str], *, conformance: bool, world_url: str | None) -> dict[str, Environment]:
     """The environments to serve.
 
     Args:
@@ -55,7 +53,5 @@ def build(
     built: dict[str, Environment] = {name: FACTORIES[name]() for name in names}
     if conformance:
         built["conformance"] = ConformanceEnvironment("conformance", world_url)
-        built["conformance-restart"] = ConformanceEnvironment(
-            "conformance-restart", world_url
-        )
+        built["conformance-restart"] = ConformanceEnvironment("conformance-restart", world_url)
     return built

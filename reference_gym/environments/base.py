@@ -71,9 +71,7 @@ class Session(Protocol):
         """The messages with which the conversation starts."""
         ...
 
-    async def call(
-        self, tool: str, args: object, context: EffectContext
-    ) -> Observation:
+    async def call(self, tool: str, args: object, context: EffectContext) -> Observation:
         """Run one effect; an exception means that the handler died and nobody knows what it changed."""
         ...
 
@@ -90,15 +88,29 @@ class Environment(Protocol):
     """A factory of sessions, and what capabilities say about it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """How start calls name it."""
+        ...
+
     @property
-    def continuation(self) -> Continuation: ...
+    def continuation(self) -> Continuation:
+        """What a restore can do for a rollout in it."""
+        ...
+
     @property
-    def verify_mode(self) -> VerifyMode: ...
+    def verify_mode(self) -> VerifyMode:
+        """Whether a prepare waits for a verification, or it is repeated after a restore."""
+        ...
+
     @property
-    def state_version(self) -> str: ...
+    def state_version(self) -> str:
+        """The form of what its sessions export."""
+        ...
+
     @property
-    def tools(self) -> tuple[ToolSpec, ...]: ...
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """What is offered to the policy, in this order."""
+        ...
 
     def check(self, task: Mapping[str, Any], seed: int | None) -> None:
         """Raise `TaskInvalid` when `open` would."""
@@ -119,6 +131,4 @@ class Environment(Protocol):
 
 def is_integer(value: object, low: int, high: int) -> bool:
     """Whether `value` is a JSON integer within `low` … `high` (true and 1.0 are none)."""
-    return (
-        isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    )
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

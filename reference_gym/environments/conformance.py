@@ -60,9 +60,7 @@ TOOLS = (
         "Store that many more bytes.",
         {
             "type": "object",
-            "properties": {
-                "bytes": {"type": "integer", "minimum": 0, "maximum": core.MAX_GROW}
-            },
+            "properties": {"bytes": {"type": "integer", "minimum": 0, "maximum": core.MAX_GROW}},
             "required": ["bytes"],
             "additionalProperties": False,
         },
@@ -97,17 +95,13 @@ class World:
                 trust_env=False,
             )
         try:
-            async with self._http.post(
-                self.url + path, json=dict(message), allow_redirects=False
-            ) as reply:
+            async with self._http.post(self.url + path, json=dict(message), allow_redirects=False) as reply:
                 raw = await read_bounded(reply.content, MAX_WORLD_REPLY)
                 if reply.status != 200:
                     raise WorldError(f"the world answered {reply.status}")
                 answer: object = json.loads(raw)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise WorldError(
-                f"the world did not answer: {type(error).__name__}"
-            ) from error
+            raise WorldError(f"the world did not answer: {type(error).__name__}") from error
         if not isinstance(answer, dict):
             raise WorldError("the world did not answer with an object")
         return answer
@@ -122,9 +116,7 @@ class World:
 class ConformanceSession:
     """One rollout in the conformance environment."""
 
-    def __init__(
-        self, state: core.CoreState, world: World, task: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, state: core.CoreState, world: World, task: Mapping[str, Any]) -> None:
         self._state = state
         self._world = world if task["world_url"] is not None else World(None)
         self._seed = int(task["seed"])
@@ -134,9 +126,7 @@ class ConformanceSession:
         """One user message and no system message."""
         return [{"role": "user", "content": f"conformance seed={self._seed}"}]
 
-    async def call(
-        self, tool: str, args: object, context: EffectContext
-    ) -> Observation:
+    async def call(self, tool: str, args: object, context: EffectContext) -> Observation:
         """Run one of the four tools; raises `WorldError` when the world does not play along."""
         if not core.fits(tool, args) or not isinstance(args, dict):
             return Observation(core.INVALID)
@@ -146,9 +136,7 @@ class ConformanceSession:
             case "grow":
                 return Observation(self._state.grow(args["bytes"]))
             case "world":
-                return Observation(
-                    self._state.world(await self._ask(args["tag"], context))
-                )
+                return Observation(self._state.world(await self._ask(args["tag"], context)))
         return Observation(core.REFUSED)
 
     async def _ask(self, tag: str, context: EffectContext) -> int:
@@ -172,9 +160,7 @@ class ConformanceSession:
         """Pay for the counter, after the world has agreed if the task wants that."""
         if self._verify_in_world:
             try:
-                await self._world.post(
-                    "/verify", {"rollout_id": rollout_id, "attempt": attempt}
-                )
+                await self._world.post("/verify", {"rollout_id": rollout_id, "attempt": attempt})
             except WorldError as error:
                 raise VerificationFailed(str(error)) from error
         return Verdict(self._state.reward(), self._state.final())
@@ -196,9 +182,7 @@ class ConformanceEnvironment:
     state_version = "1"
     tools = TOOLS
 
-    def __init__(
-        self, name: Literal["conformance", "conformance-restart"], world_url: str | None
-    ) -> None:
+    def __init__(self, name: Literal["conformance", "conformance-restart"], world_url: str | None) -> None:
         self.name: str = name
         self.continuation: Literal["export_restore", "restart_only"] = (
             "export_restore" if name == "conformance" else "restart_only"
@@ -209,9 +193,7 @@ class ConformanceEnvironment:
         """Raise `TaskInvalid` unless the task has exactly its three members; `seed` is ignored."""
         del seed
         if set(task) != {"seed", "world_url", "verify_in_world"}:
-            raise TaskInvalid(
-                "the task needs exactly seed, world_url and verify_in_world"
-            )
+            raise TaskInvalid("the task needs exactly seed, world_url and verify_in_world")
         if not is_integer(task["seed"], 0, 2**32 - 1):
             raise TaskInvalid("seed is not an integer from 0 to 4294967295")
         if not isinstance(task["verify_in_world"], bool):
@@ -224,9 +206,7 @@ class ConformanceEnvironment:
         self.check(task, seed)
         return ConformanceSession(core.CoreState(task["seed"]), self._world, task)
 
-    def restore(
-        self, task: Mapping[str, Any], state: Mapping[str, Any]
-    ) -> ConformanceSession:
+    def restore(self, task: Mapping[str, Any], state: Mapping[str, Any]) -> ConformanceSession:
         """A session as it was exported; raises `StateInvalid`."""
         if set(task) != {"seed", "world_url", "verify_in_world"}:
             raise StateInvalid("the saved task is not one of this environment")

@@ -40,11 +40,7 @@ def fits(tool: str, args: object) -> bool:
         case "add":
             return set(args) == {"n"} and is_integer(args["n"], -MAX_STEP, MAX_STEP)
         case "world":
-            return (
-                set(args) == {"tag"}
-                and isinstance(args["tag"], str)
-                and len(args["tag"]) <= MAX_TAG
-            )
+            return set(args) == {"tag"} and isinstance(args["tag"], str) and len(args["tag"]) <= MAX_TAG
         case "grow":
             return set(args) == {"bytes"} and is_integer(args["bytes"], 0, MAX_GROW)
         case "refuse":
@@ -92,9 +88,7 @@ class CoreState:
         self._digest.update(piece)
         self._encoded = None
         self.effects += 1
-        return observation(
-            blob_sha256=self.blob_sha256, counter=self.counter, effects=self.effects
-        )
+        return observation(blob_sha256=self.blob_sha256, counter=self.counter, effects=self.effects)
 
     def reward(self) -> float:
         """What verification pays for this counter: 0 ≤ reward < 1."""
@@ -125,9 +119,7 @@ class CoreState:
     def restore(cls, state: Mapping[str, Any]) -> CoreState:
         """The state that `export` gave; raises `StateInvalid`."""
         if set(state) != {"blob", "counter", "effects", "rng"}:
-            raise StateInvalid(
-                "the state of a conformance session has other keys than blob, counter, effects, rng"
-            )
+            raise StateInvalid("the state of a conformance session has other keys than blob, counter, effects, rng")
         for key, limit in (
             ("counter", MODULUS),
             ("rng", RNG_MODULUS),

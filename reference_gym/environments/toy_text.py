@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments from `gymnasium` (Taxi-v4, FrozenLake-v1) as tool-calling rollouts whose random generator is state.
 
-One gymnasium instance serves every session of an environment: a session is data (position, step count, generator), which
-is put into the instance for the length of one step. So a session is small, and a restored one is by construction the
-same thing as one that was never interrupted.
+One gymnasium instance serves every session of an environment: a session is data (position, step count, generator),
+which is put into the instance for the length of one step. So a session is small, and a restored one is by construction
+the same thing as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def restore_rng(data: Mapping[str, Any]) -> np.random.Generator:
             "uinteger": int(data["uinteger"]),
         }
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise StateInvalid(
-            "the saved state of the random generator is damaged"
-        ) from error
+        raise StateInvalid("the saved state of the random generator is damaged") from error
     return np.random.Generator(bits)
 
 
@@ -89,16 +87,12 @@ class Simulator:
         arguments: keyword arguments for `gymnasium.make`.
     """
 
-    def __init__(
-        self, gymnasium_id: str, extra: tuple[str, ...], arguments: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, gymnasium_id: str, extra: tuple[str, ...], arguments: Mapping[str, Any]) -> None:
         self._env = gymnasium.make(gymnasium_id, disable_env_checker=True, **arguments)
         self._core: Any = self._env.unwrapped
         self._extra = extra
         spec = self._env.spec
-        self.max_steps = (
-            spec.max_episode_steps if spec is not None else None
-        ) or math.inf
+        self.max_steps = (spec.max_episode_steps if spec is not None else None) or math.inf
 
     def reset(self, seed: int) -> EpisodeState:
         """A new episode from `seed`."""
@@ -166,9 +160,7 @@ class ToyTextSession:
         self.state = state
 
     def _text(self, **more: Any) -> str:
-        shown = (
-            self._environment.describe(self._environment.simulator, self.state) | more
-        )
+        shown = self._environment.describe(self._environment.simulator, self.state) | more
         return json.dumps(shown, sort_keys=True, ensure_ascii=True)
 
     def opening(self) -> list[dict[str, Any]]:
@@ -180,24 +172,15 @@ class ToyTextSession:
             }
         ]
 
-    async def call(
-        self, tool: str, args: object, context: EffectContext
-    ) -> Observation:
+    async def call(self, tool: str, args: object, context: EffectContext) -> Observation:
         """Run one step; arguments that do not fit, and steps after the end, change nothing."""
         del context
         actions = self._environment.actions
-        if (
-            tool != "step"
-            or not isinstance(args, dict)
-            or set(args) != {"action"}
-            or args["action"] not in actions
-        ):
+        if tool != "step" or not isinstance(args, dict) or set(args) != {"action"} or args["action"] not in actions:
             return Observation(INVALID, self._ended())
         if self._ended() is not None:
             return Observation(OVER, self._ended())
-        reward = self._environment.simulator.step(
-            self.state, actions.index(args["action"])
-        )
+        reward = self._environment.simulator.step(self.state, actions.index(args["action"]))
         return Observation(self._text(reward=reward), self._ended())
 
     def _ended(self) -> Outcome | None:
@@ -284,14 +267,10 @@ class ToyTextEnvironment:
         self.check(task, seed)
         return ToyTextSession(self, self.simulator.reset(int(task.get("seed", seed))))
 
-    def restore(
-        self, task: Mapping[str, Any], state: Mapping[str, Any]
-    ) -> ToyTextSession:
+    def restore(self, task: Mapping[str, Any], state: Mapping[str, Any]) -> ToyTextSession:
         """An episode as it was exported; raises `StateInvalid`."""
         del task
-        last, reward, extra, rng = (
-            state.get(key) for key in ("last_action", "reward", "extra", "rng")
-        )
+        last, reward, extra, rng = (state.get(key) for key in ("last_action", "reward", "extra", "rng"))
         fits = (
             is_integer(state.get("position"), 0, self.simulator.positions - 1)
             and (last is None or is_integer(last, 0, len(self.actions) - 1))
@@ -303,12 +282,7 @@ class ToyTextEnvironment:
             and isinstance(extra, dict)
             and isinstance(rng, dict)
         )
-        if (
-            not fits
-            or not isinstance(extra, dict)
-            or not isinstance(rng, dict)
-            or reward is None
-        ):
+        if not fits or not isinstance(extra, dict) or not isinstance(rng, dict) or reward is None:
             raise StateInvalid("the saved state does not fit this environment")
         return ToyTextSession(
             self,
@@ -344,9 +318,7 @@ def _describe_taxi(simulator: Simulator, state: EpisodeState) -> dict[str, Any]:
 
 def _describe_lake(simulator: Simulator, state: EpisodeState) -> dict[str, Any]:
     row, column = divmod(state.position, simulator.columns)
-    cell = {"S": "start", "F": "frozen", "H": "hole", "G": "goal"}[
-        simulator.cell(row, column)
-    ]
+    cell = {"S": "start", "F": "frozen", "H": "hole", "G": "goal"}[simulator.cell(row, column)]
     return {
         "row": row,
         "column": column,
@@ -361,8 +333,8 @@ def taxi() -> ToyTextEnvironment:
         name="taxi",
         instruction=(
             "You drive a taxi on a grid of 5 by 5 (row 0 is north, column 0 is west; red is at row 0 column 0, green at "
-            "row 0 column 4, yellow at row 4 column 0, blue at row 4 column 3). Fetch the passenger and drop them off at "
-            "the destination. Call the tool step for each action."
+            "row 0 column 4, yellow at row 4 column 0, blue at row 4 column 3). Fetch the passenger and drop them off "
+            "at the destination. Call the tool step for each action."
         ),
         actions=("south", "north", "east", "west", "pickup", "dropoff"),
         simulator=Simulator("Taxi-v4", ("fickle_step", "taxi_orientation"), {}),
