@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,10 +146,24 @@ def _run(options: Options, console: Console) -> int:
         if options.chaos:
             Chaos(teller, options.chaos, options.seed).run()
             return 0
-        return _tell(options, processes, teller, show, directory)
+        told = _tell(options, processes, teller, show)
+    summary = _summary(options, told)
+    _write(options, told, summary, directory)
+    _conclude(show, told, directory / "index.html")
+    return 0 if summary["ok"] else 1
 
 
-def _tell(options: Options, processes: Processes, teller: Teller, show: Show, directory: Path) -> int:
+@dataclass(frozen=True)
+class Told:
+    """Everything that was shown."""
+
+    yardstick: dict[int, Any]
+    columns: list[Column]
+    suite: Suite | None
+    seconds: dict[str, float]
+
+
+def _tell(options: Options, processes: Processes, teller: Teller, show: Show) -> Told:
     clock = Clock()
     show.begin("uninterrupted run")
     show.say("the yardstick: no crash, no checkpoint protocol")
@@ -165,21 +179,20 @@ def _tell(options: Options, processes: Processes, teller: Teller, show: Show, di
     if options.with_suite:
         show.begin("conformance suite")
         show.say("a short run against a second Gym of the same build")
-        suite = run_suite(processes, directory, options.gym_form, teller.secrets, lambda: None)
+        suite = run_suite(processes, teller.directory, options.gym_form, teller.secrets)
         clock.lap("conformance suite")
-    seconds = clock.all()
-    facts = Facts(options.command, options.gym_form, seconds, f"{sys.platform}, {os.cpu_count()} cores")
-    page = directory / "index.html"
-    page.write_text(render(columns, yardstick, suite, facts), encoding="utf-8")
-    summary = _summary(options, columns, suite, seconds)
+    return Told(yardstick, columns, suite, clock.all())
+
+
+def _write(options: Options, told: Told, summary: dict[str, Any], directory: Path) -> None:
+    facts = Facts(options.command, options.gym_form, told.seconds, f"{sys.platform}, {os.cpu_count()} cores")
+    page = render(told.columns, told.yardstick, told.suite, facts)
+    (directory / "index.html").write_text(page, encoding="utf-8")
     (directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    _conclude(show, columns, suite, seconds, page)
-    return 0 if summary["ok"] else 1
 
 
-def _summary(
-    options: Options, columns: Sequence[Column], suite: Suite | None, seconds: dict[str, float]
-) -> dict[str, Any]:
+def _summary(options: Options, told: Told) -> dict[str, Any]:
+    columns, suite = told.columns, told.suite
     passed = suite is None or suite.passed
     return {
         "ok": all(column.as_promised for column in columns) and passed,
@@ -192,26 +205,27 @@ def _summary(
         "gym_processes": options.gym_form,
         "columns": {str(column.column): column.summary() for column in columns},
         "suite": None if suite is None else suite.summary(),
-        "seconds": {part: round(value, 2) for part, value in seconds.items()},
+        "seconds": {part: round(value, 2) for part, value in told.seconds.items()},
     }
 
 
-def _conclude(
-    show: Show, columns: Sequence[Column], suite: Suite | None, seconds: dict[str, float], page: Path
-) -> None:
-    equal = all(column.bodies_equal for column in columns)
+def _conclude(show: Show, told: Told, page: Path) -> None:
+    columns = told.columns
     show.print("")
-    show.print(
-        "turns thrown away, by the policy's log, in columns " + " ".join(str(column.column) for column in columns) + ":"
-    )
-    show.print("  " + " ".join(str(column.thrown_away) for column in columns))
-    if not all(column.thrown_away == column.scenario.expected(column.column) for column in columns):
-        promised = " ".join(str(column.scenario.expected(column.column)) for column in columns)
+    show.print(f"turns thrown away in columns {_join(c.column for c in columns)}, by the policy's log:")
+    show.print(f"  {_join(column.thrown_away for column in columns)}")
+    promised = _join(column.scenario.expected(column.column) for column in columns)
+    if promised != _join(column.thrown_away for column in columns):
         show.print(f"  NOT what the example promises: {promised}")
-    show.print("bodies equal to the uninterrupted run: " + ("yes" if equal else "NO"))
-    if suite is not None:
-        show.print(f"conformance suite: {suite.verdict} ({suite.seconds:.0f} s)")
-    show.print(f"{seconds['in all']:.0f} s in all; the page: {_relative(page)}")
+    equal = all(column.bodies_equal for column in columns)
+    show.print(f"bodies equal to the uninterrupted run: {'yes' if equal else 'NO'}")
+    if told.suite is not None:
+        show.print(f"conformance suite: {told.suite.verdict} ({told.suite.seconds:.0f} s)")
+    show.print(f"{told.seconds['in all']:.0f} s in all; the page: {_relative(page)}")
+
+
+def _join(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 def _relative(path: Path) -> Path:

@@ -8,7 +8,6 @@ restart before it, so that the same snapshot is restored twice.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from reference_rl.demo.calls import Call, read_lines, turns_thrown_away
 from reference_rl.demo.errors import PromiseBrokenError
 from reference_rl.demo.stage import Stage
 from reference_rl.demo.story import Teller
+from reference_rl.sealed import unseal
 from spec.wire import bytes_digest, parse_checkpoint_id
 
 INTERVAL_S = 0.3
@@ -61,13 +61,13 @@ def generated_again(calls: Iterable[Call], kept: Mapping[str, int]) -> list[Call
 
 def damaged_files(snapshot: Path) -> list[str]:
     """The files named by a snapshot's manifest that are missing or have another digest."""
-    manifest = json.loads((snapshot / "manifest.json").read_text(encoding="utf-8"))
-    damaged = []
-    for file in manifest["files"]:
-        path = snapshot / file["name"]
-        if not path.is_file() or bytes_digest(path.read_bytes()) != file["digest"]:
-            damaged.append(file["name"])
-    return damaged
+    manifest = unseal((snapshot / "manifest.json").read_bytes())
+    files = {file["path"]: file["digest"] for file in manifest["files"]}
+    return [
+        path
+        for path, digest in files.items()
+        if not (snapshot / path).is_file() or bytes_digest((snapshot / path).read_bytes()) != digest
+    ]
 
 
 class Chaos:

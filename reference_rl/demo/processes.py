@@ -150,7 +150,7 @@ def wait_until(
     while not condition():
         meanwhile()
         for started in watching:
-            if started.ended():
+            if started.ended() and not condition():
                 raise ProcessDiedError(started.obituary(what))
         if time.monotonic() > bound:
             where = f"; the logs are in {logs}" if logs is not None else ""

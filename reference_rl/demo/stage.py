@@ -30,6 +30,24 @@ def script(name: str) -> str:
     return str(beside) if beside.exists() else shutil.which(name) or name
 
 
+@dataclass(frozen=True)
+class Commands:
+    """How the Gym and the RL client are called.
+
+    Args:
+        gym: program and first arguments of the Gym.
+        rl: the same of the RL client.
+    """
+
+    gym: tuple[str, ...]
+    rl: tuple[str, ...]
+
+    @classmethod
+    def installed(cls) -> Commands:
+        """The project's own, as installed."""
+        return cls(gym=(script("reference-gym"),), rl=(script("reference-rl"),))
+
+
 @dataclass
 class Stage:
     """A Gym and an RL client that share one directory below `build/demo`.
@@ -44,6 +62,7 @@ class Stage:
         secrets: environment variables with the tokens.
         snapshot_every_s: snapshot interval in seconds, or None for snapshots on SIGUSR1 only.
         meanwhile: called while the stage waits.
+        commands: how the two are called.
     """
 
     processes: Processes
@@ -55,6 +74,7 @@ class Stage:
     secrets: dict[str, str]
     snapshot_every_s: float | None = None
     meanwhile: Callable[[], None] = lambda: None
+    commands: Commands = field(default_factory=Commands.installed)
     gym: Started | None = None
     rl: Started | None = None
     participants: list[Json] = field(default_factory=list)
@@ -73,7 +93,7 @@ class Stage:
         """Start the Gym on free ports and wait until all of its servers listen."""
         self._life += 1
         announce = self.directory / "gym" / f"announce-{self._life}.json"
-        argv = [script("reference-gym"), "serve", "--config", str(self.directory / "gym" / "gym.yaml")]
+        argv = [*self.commands.gym, "serve", "--config", str(self.directory / "gym" / "gym.yaml")]
         argv += ["--announce", str(announce)]
         self.gym = self.processes.start("the Gym", argv, self.directory / f"gym-{self._life}.log", self.secrets)
         self.wait(announce.exists, "the Gym's servers to listen", START_S)
@@ -84,13 +104,14 @@ class Stage:
 
     def start_rl(self) -> None:
         """Start the RL client; the same command begins a run and resumes it."""
-        argv = [script("reference-rl"), "run", "--config", str(self.directory / "rl.yaml")]
+        argv = [*self.commands.rl, "run", "--config", str(self.directory / "rl.yaml")]
         self.rl = self.processes.start("the RL client", argv, self.directory / f"rl-{self._life}.log", self.secrets)
 
     def kill_all(self) -> None:
         """SIGKILL every Gym and RL process at once."""
         victims = [started for started in (self.gym, self.rl) if started is not None]
         self.processes.kill(victims, [participant["pid"] for participant in self.participants])
+        self.gym = self.rl = None
 
     def stop(self) -> None:
         """End what is left of this stage."""

@@ -18,7 +18,7 @@ from reference_rl.demo.calls import Call, Count, completed_turns, count_siblings
 from reference_rl.demo.policy import TOKEN_ENV
 from reference_rl.demo.processes import Processes, wait_until
 from reference_rl.demo.scenario import Scenario
-from reference_rl.demo.stage import START_S, Json, Stage
+from reference_rl.demo.stage import START_S, Commands, Json, Stage
 
 SNAPSHOT_S = 30.0
 
@@ -141,6 +141,7 @@ class Teller:
         secrets: environment variables with the tokens.
         latency_s: seconds per generation.
         say: takes one line of progress.
+        commands: how the Gym and the RL client are called.
         look: called while something is waited for, with the run's policy calls so far.
     """
 
@@ -152,6 +153,7 @@ class Teller:
     secrets: dict[str, str]
     latency_s: float
     say: Callable[[str], None]
+    commands: Commands = field(default_factory=Commands.installed)
     look: Callable[[list[Call]], None] = lambda calls: None
     _marks: list[Mark] = field(default_factory=list)
 
@@ -232,6 +234,7 @@ class Teller:
             gym_form=self.gym_form,
             secrets=self.secrets,
             snapshot_every_s=snapshot_every_s,
+            commands=self.commands,
         )
         stage.meanwhile = lambda: self.look(stage.calls())
         return stage

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,7 @@ class Suite:
         return asdict(self) | {"seconds": round(self.seconds, 2)}
 
 
-def run_suite(
-    processes: Processes, directory: Path, gym_form: str, secrets: dict[str, str], meanwhile: Callable[[], None]
-) -> Suite:
+def run_suite(processes: Processes, directory: Path, gym_form: str, secrets: dict[str, str]) -> Suite:
     """Run `gym-conformance --budget demo`; the suite starts and ends the Gym itself.
 
     Args:
@@ -63,7 +60,6 @@ def run_suite(
         directory: `build/demo`, absolute.
         gym_form: `one` or `three` processes.
         secrets: environment variables with the tokens.
-        meanwhile: called while it runs.
     """
     home = directory / "suite"
     shared = home / "snapshots"
@@ -74,10 +70,10 @@ def run_suite(
     argv += ["--json", str(home / "report.json"), "--html", str(home / "report.html")]
     began = time.monotonic()
     suite = processes.start("the conformance suite", argv, home / "suite.log", secrets)
-    wait_until(suite.ended, "the conformance suite", BOUND_S, (), home, meanwhile)
+    wait_until(suite.ended, "the conformance suite", BOUND_S, logs=home)
     code = suite.process.returncode
-    if not (home / "report.json").exists():
-        raise ProcessDiedError(suite.obituary("its report"))
+    if not all((home / name).exists() for name in ("report.json", "report.html")):
+        raise ProcessDiedError(suite.obituary("its reports"))
     verdict = _verdict(json.loads((home / "report.json").read_text(encoding="utf-8")), code)
     return Suite(code, verdict, time.monotonic() - began, "suite/report.html")
 
