@@ -109,6 +109,36 @@ def ready_at(
     return reply
 
 
+def prepared_at(case: Case, participant: Participant | None = None, **kwargs: Any) -> str:
+    """Open a fresh checkpoint at one participant (default: the one under study), ready; return its id."""
+    participant = participant or case.p
+    checkpoint_id = case.controller.next_id()
+    case.step(f"prepare {checkpoint_id} at {participant.name}, ready")
+    ready_at(case, participant, checkpoint_id, **kwargs)
+    return checkpoint_id
+
+
+def committed_at(case: Case, participant: Participant | None = None, **kwargs: Any) -> tuple[str, Json, Reply]:
+    """Prepare and commit, durable, at one participant; return the id, the target and the commit's reply."""
+    participant = participant or case.p
+    checkpoint_id = prepared_at(case, participant, **kwargs)
+    target, _ = target_for(case, participant, checkpoint_id)
+    case.step(f"commit {checkpoint_id} at {participant.name}, wait: durable")
+    reply = case.accepted(case.controller.commit(participant, checkpoint_id, target), "commit is accepted")
+    case.equal("committed", reply["phase"], "a durable commit with the gate closed is in phase committed")
+    return checkpoint_id, target, reply
+
+
+def restored_at(case: Case, participant: Participant | None = None) -> str:
+    """Reset one participant (source null) and leave it restored; return the id of the restore."""
+    participant = participant or case.p
+    checkpoint_id = case.controller.next_id()
+    case.step(f"restore source null at {participant.name} as {checkpoint_id}")
+    reply = case.accepted(case.controller.restore(participant, checkpoint_id, None), "a reset is accepted")
+    case.equal("restored", reply["phase"], "after a restore the phase is restored")
+    return checkpoint_id
+
+
 def commit_everywhere(
     case: Case, checkpoint_id: str, *, wait: str = "durable", **kwargs: Any
 ) -> dict[str, tuple[Json, Path, Reply]]:

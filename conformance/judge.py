@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from openapi_core.exceptions import OpenAPIError
 from werkzeug.datastructures import Headers, ImmutableMultiDict
 
 from spec import ErrorSpec
+from spec import wire as names
 
 HOST = "http://gym"
 
@@ -60,7 +62,10 @@ class Judge:
 
     def __init__(self, document: Mapping[str, Any], errors: Mapping[str, ErrorSpec]) -> None:
         # The document itself is judged by the tests of the specification, not at every start.
-        unchecked = Config(spec_validator_cls=None)  # type: ignore[arg-type]  # None is handled, but not declared
+        unchecked = Config(
+            spec_validator_cls=None,  # type: ignore[arg-type]  # None is handled, but not declared
+            extra_media_type_deserializers={names.PROBLEM_MEDIA_TYPE: json.loads},
+        )
         self._openapi = OpenAPI.from_dict(dict(document), config=unchecked)
         self._errors = errors
         # openapi-core builds its validators lazily and keeps them; one message is judged at a time.

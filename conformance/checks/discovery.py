@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Discovery and profiles: what a participant says about itself."""
+
+from __future__ import annotations
+
+import itertools
+
+from conformance.case import Case
+from conformance.errors import NotOffered
+from conformance.registry import check
+from spec import wire as names
+
+RECOMMENDED_STAGES = (("rollouts", 10), ("ledger", 20), ("sessions", 30))
+
+
+@check(
+    "CKPT-DISC-006",
+    "CKPT-DISC-001",
+    "CKPT-DISC-002",
+    "CKPT-DISC-007",
+    "CKPT-ID-017",
+    "CKPT-ID-018",
+    "CKPT-ID-019",
+    "CKPT-VER-001",
+    "CKPT-ERR-003",
+    each="participant",
+    budget=("quick", "demo"),
+)
+def capabilities_are_valid(case: Case) -> None:
+    """Capabilities fit their schema, name the incarnation of the header, something owned and a version 1.x."""
+    reply = case.accepted(case.p.get_capabilities(), "capabilities are served", "CKPT-DISC-006")
+    case.equal(reply["incarnation"], reply.incarnation, "header and body name one incarnation", "CKPT-ID-018")
+    case.true(reply["owns"], "a participant owns something", "CKPT-DISC-007", got=reply["owns"])
+    spoken = [version for version in reply["protocol_versions"] if version.startswith("1.")]
+    case.true(spoken, "a version 1.x is listed", "CKPT-VER-001", got=reply["protocol_versions"])
+
+
+@check(
+    "CKPT-DISC-010",
+    "CKPT-DISC-011",
+    "CKPT-DISC-013",
+    "CKPT-DISC-014",
+    "CKPT-DISC-015",
+    "CKPT-DISC-017",
+    "CKPT-STAGE-002",
+    each="participant",
+    budget=("quick", "demo"),
+)
+def capabilities_agree_with_themselves(case: Case) -> None:
+    """Profiles build on each other, storage and features agree, the state schema reads itself."""
+    told = case.p.get_capabilities()
+    profiles, owns = set(told["profiles"]), set(told["owns"])
+    case.true("checkpoint" not in profiles or "results" in profiles, "checkpoint needs results", "CKPT-DISC-010")
+    whole = "turn-recovery" not in profiles or "checkpoint" in profiles
+    case.true(whole, "turn-recovery needs checkpoint", "CKPT-DISC-011", got=sorted(profiles))
+    if "turn-recovery" in profiles:
+        for kind, part, key in (("environments", {"rollouts", "sessions"}, "013"), ("agents", {"rollouts"}, "014")):
+            continues = [row["name"] for row in told[kind] if row["continuation"] != "restart_only"]
+            needed = not owns & part or continues
+            case.true(needed, f"one of {kind} continues", f"CKPT-DISC-{key}", got=told[kind])
+    schema = told["state_schema"]
+    case.true(schema["version"] in schema["reads"], "the state schema reads itself", "CKPT-DISC-015", got=schema)
+    http = ("http" in told["storage"], "artifacts_http" in told["features"])
+    case.equal(http[0], http[1], "storage http exactly with feature artifacts_http", "CKPT-DISC-017")
+    stage = next(stage for kind, stage in RECOMMENDED_STAGES if kind in owns)
+    case.equal(stage, told["stage"], "the recommended stage", "CKPT-STAGE-002")
+
+
+@check("CKPT-DISC-019", "CKPT-DISC-020", "CKPT-STAGE-001", budget=("quick", "demo"))
+def participants_have_names_and_stages(case: Case) -> None:
+    """Listed participants report the name they are listed under; names differ; callers come before callees."""
+    for participant in case.gym.participants:
+        for row in participant.capabilities.get("participants", ()):
+            told = case.wire.call("getCapabilities", row["url"])
+            case.equal(row["name"], told["name"], f"the name of {row['url']}", "CKPT-DISC-019")
+    found = [participant.name for participant in case.gym.participants]
+    case.equal(len(set(found)), len(found), "names differ", "CKPT-DISC-020")
+    for lower, higher in itertools.combinations(case.gym.participants, 2):
+        if lower.owns("rollouts"):
+            case.true(lower.stage < higher.stage, "the agent calls before the others", "CKPT-STAGE-001")
+
+
+@check(
+    "CKPT-STATUS-001",
+    "CKPT-STATUS-002",
+    "CKPT-STATUS-003",
+    "CKPT-STATUS-004",
+    "CKPT-STATUS-005",
+    "CKPT-STATUS-012",
+    "CKPT-STATUS-013",
+    "CKPT-STATUS-025",
+    "CKPT-STATUS-026",
+    "CKPT-STATUS-011",
+    "CKPT-INV-001",
+    each="participant",
+    budget=("quick", "demo"),
+)
+def status_of_an_idle_participant(case: Case) -> None:
+    """An idle participant says so: no open id, no lease, the adopted pair, the ended checkpoint, counts that add up."""
+    controller = case.controller
+    status = case.p.status()
+    case.equal(("idle", "open", None), tuple(status[k] for k in ("phase", "gate", "checkpoint_id")), "it is idle")
+    pair = {"id": controller.controller_id, "epoch": controller.epoch}
+    case.equal(pair, status["controller"], "the adopted controller is named", "CKPT-STATUS-004")
+    case.equal(None, status["lease_remaining_ms"], "no lease runs", "CKPT-STATUS-005")
+    case.equal(None, status["captured"], "nothing is captured", "CKPT-STATUS-011")
+    last = status["last"] or {}
+    ended = (last.get("checkpoint_id"), last.get("ended_as"))
+    case.equal((f"{controller.epoch}-0", "aborted"), ended, "last names the recorded abort", "CKPT-STATUS-026")
+    owns = case.p.owns("rollouts")
+    case.equal(owns, "feed" in status, "a feed exactly where rollouts are owned", "CKPT-STATUS-012")
+    if owns:
+        page = case.accepted(case.p.get_results(), "the feed is served")
+        case.equal(page["feed"], status["feed"], "status and feed name one feed", "CKPT-STATUS-013")
+    else:
+        case.equal({0}, set(status["counts"].values()), "zeros where rollouts are not owned", "CKPT-STATUS-025")
+    counts_add_up(case, status)
+
+
+def counts_add_up(case: Case, status: dict[str, dict[str, int]]) -> None:
+    """Judge I1 on one status reply."""
+    counts = status["counts"]
+    parts = ("live", "finished_unreleased", "failed_unreleased", "released", "retired")
+    case.equal(counts["admitted"], sum(counts[part] for part in parts), "counts add up", "CKPT-INV-001")
+    case.true(counts["restart"] <= counts["live"], "restart is part of live", "CKPT-STATUS-017", got=counts)
+
+
+@check("CKPT-ID-035", each="participant")
+def reading_needs_no_controller(case: Case) -> None:
+    """A GET is answered alike with and without the controller headers, and adopts nobody."""
+    before = case.p.get_status()
+    higher = {**case.controller.headers(case.p), names.HEADER_CONTROLLER_EPOCH: "999999999"}
+    after = case.wire.raw("GET", case.p.url + names.PREFIX + "/checkpoint", headers=higher)
+    case.equal(before.status, after.status, "alike with and without", "CKPT-ID-035")
+    case.equal(before["controller"], after["controller"], "a GET adopts nobody", "CKPT-ID-035")
+
+
+@check("CKPT-DISC-004", "CKPT-DISC-003", each="participant", budget="quick")
+def operations_of_what_is_not_owned_are_not_found(case: Case) -> None:
+    """Operations on rollouts answer where rollouts are owned, and `not_found` elsewhere."""
+    replies = {"listRollouts": case.p.get_rollouts(), "getResults": case.p.get_results()}
+    replies["ackResults"] = case.controller.ack(case.p, [])
+    replies["startRollouts"] = case.controller.start(case.p, [])
+    replies["retire"] = case.controller.retire(case.p, {})
+    for operation, reply in replies.items():
+        if operation == "retire" or case.p.owns("rollouts"):
+            case.accepted(reply, f"{operation} is served", "CKPT-DISC-003")
+        else:
+            case.refused(reply, "not_found", f"{operation} without rollouts", "CKPT-DISC-004")
+
+
+@check(
+    "CKPT-ERR-023",
+    "CKPT-ERR-024",
+    "CKPT-ERR-025",
+    "CKPT-ERR-007",
+    "CKPT-ERR-008",
+    "CKPT-ERR-009",
+    each="participant",
+    budget="quick",
+)
+def framework_errors_are_problem_documents(case: Case) -> None:
+    """An unknown path, a wrong method and a wrong media type are refused in the form of this protocol."""
+    base = case.p.url + names.PREFIX
+    headers = case.controller.headers(case.p)
+    text = {**headers, "Content-Type": "text/plain"}
+    for code, reply in (
+        ("not_found", case.wire.raw("GET", f"{base}/no-such-path")),
+        ("method_not_allowed", case.wire.raw("DELETE", f"{base}/checkpoint")),
+        ("unsupported_media_type", case.wire.raw("POST", f"{base}/retire", headers=text, content=b"{}")),
+    ):
+        case.refused(reply, code, f"the framework's own refusal is {code}")
+        problem_form(case, reply.headers.get("content-type", ""), reply.json)
+
+
+def problem_form(case: Case, content_type: str, problem: object) -> None:
+    """Judge the form of a problem document."""
+    media = content_type.partition(";")[0].strip().lower()
+    case.equal(names.PROBLEM_MEDIA_TYPE, media, "the media type of a problem", "CKPT-ERR-007")
+    fields = {"code", "title", "detail", "retryable", "definite"}
+    missing = fields - set(problem if isinstance(problem, dict) else ())
+    case.equal(set(), missing, "fields that are missing in the problem", "CKPT-ERR-009")
+
+
+@check("CKPT-VER-002", each="participant", budget="quick")
+def another_major_version_is_refused(case: Case) -> None:
+    """A path of a major version that nobody speaks is `unsupported_version`."""
+    reply = case.wire.raw("GET", case.p.url + "/gym-checkpoint/v99/capabilities")
+    case.refused(reply, "unsupported_version", "version 99 is not spoken", "CKPT-VER-002")
+
+
+@check("CKPT-ERR-026", each="participant")
+def what_is_not_listed_is_unsupported(case: Case) -> None:
+    """An operation of a profile that is not listed, and a storage scheme that is not, are `unsupported`."""
+    if "checkpoint" not in case.p.capabilities["profiles"]:
+        reply = case.controller.prepare(case.p, case.controller.next_id())
+        case.refused(reply, "unsupported", "prepare without the profile checkpoint", "CKPT-ERR-026")
+        return
+    missing = {"file", "http"} - set(case.p.capabilities["storage"])
+    if not missing:
+        raise NotOffered("it lists every profile and storage scheme that this could ask for")
+    target = {"scheme": "http"} if missing == {"http"} else {"scheme": "file", "path": "/"}
+    reply = case.controller.commit(case.p, case.controller.next_id(), target)
+    case.refused(reply, "unsupported", "a commit to a scheme that is not listed", "CKPT-ERR-026")
+
+
+@check("CKPT-ART-012", profile="checkpoint", each="participant")
+def artifacts_without_the_feature_are_unsupported(case: Case) -> None:
+    """Without `artifacts_http` the artifact requests are refused with `unsupported`."""
+    if "artifacts_http" in case.p.capabilities["features"]:
+        raise NotOffered("it lists artifacts_http")
+    checkpoint_id = f"{case.controller.epoch}-1"
+    case.refused(case.p.get_artifact(checkpoint_id, "manifest.json"), "unsupported", "GET of an artifact")
+    reply = case.controller.put_artifact(case.p, checkpoint_id, "manifest.json", b"{}")
+    case.refused(reply, "unsupported", "PUT of an artifact", "CKPT-ART-012")
