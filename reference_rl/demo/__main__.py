@@ -212,7 +212,8 @@ def _summary(options: Options, told: Told) -> dict[str, Any]:
 def _conclude(show: Show, told: Told, page: Path) -> None:
     columns = told.columns
     show.print("")
-    show.print(f"turns thrown away in columns {_join(c.column for c in columns)}, by the policy's log:")
+    plural = "s" if len(columns) > 1 else ""
+    show.print(f"turns thrown away in column{plural} {_join(c.column for c in columns)}, by the policy's log:")
     show.print(f"  {_join(column.thrown_away for column in columns)}")
     promised = _join(column.scenario.expected(column.column) for column in columns)
     if promised != _join(column.thrown_away for column in columns):

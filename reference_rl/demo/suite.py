@@ -17,8 +17,6 @@ from reference_rl.demo.stage import CONTROL_ENV, DATA_ENV, script
 
 BOUND_S = 60.0
 VERDICTS = {
-    0: "nothing failed",
-    1: "a requirement failed",
     2: "the suite could not be called",
     3: "the suite itself failed",
     4: "flaky",
@@ -74,13 +72,25 @@ def run_suite(processes: Processes, directory: Path, gym_form: str, secrets: dic
     code = suite.process.returncode
     if not all((home / name).exists() for name in ("report.json", "report.html")):
         raise ProcessDiedError(suite.obituary("its reports"))
-    verdict = _verdict(json.loads((home / "report.json").read_text(encoding="utf-8")), code)
+    verdict = verdict_of(json.loads((home / "report.json").read_text(encoding="utf-8")), code)
     return Suite(code, verdict, time.monotonic() - began, "suite/report.html")
 
 
-def _verdict(report: Any, code: int) -> str:
-    """A phrase for the page."""
-    return VERDICTS.get(code, f"exit code {code}")
+def verdict_of(report: Any, exit_code: int) -> str:
+    """The suite's verdict as a phrase.
+
+    Args:
+        report: its JSON report.
+        exit_code: of `gym-conformance`.
+    """
+    counts = report["verdict"]["requirements"]
+    if exit_code == 0:
+        unjudged = sum(counts.get(name, 0) for name in ("planned", "not_applicable", "not_run"))
+        left = f", {unjudged} not judged by so short a run" if unjudged else ""
+        return f"{counts['passed']} requirements passed, none failed{left}"
+    if exit_code == 1:
+        return f"{counts['failed']} of {counts['failed'] + counts['passed']} judged requirements failed"
+    return VERDICTS.get(exit_code, f"exit code {exit_code}")
 
 
 def _write_gym(path: Path, shared: Path, gym_form: str) -> None:
