@@ -295,6 +295,22 @@ class Case:
         rollout = self.start(written, **kwargs)
         return rollout, self.result(rollout)
 
+    def baseline(self, written: Script = DEFAULT_SCRIPT, **kwargs: Any) -> Json:
+        """Return the body of the same rollout uninterrupted, under an id of its own."""
+        self.step("run the same rollout uninterrupted")
+        return self.body(self.start(written, **kwargs))
+
+    def stays(self, condition: Callable[[], object], what: str, *requirements: str, for_s: float = 0.25) -> None:
+        """Judge that a condition stays true for a while."""
+        if not self.patience.stays(condition, for_s):
+            raise Failed(what, expected="that it stays so", got="it changed", requirements=requirements)
+
+    def failure(self, rollout: Rollout, *requirements: str) -> Json:
+        """Wait for the result of a rollout and return its `failure`; a success instead is a failure of the Gym."""
+        content = self.result(rollout, *requirements)["content"]
+        self.true("failure" in content, f"{rollout.rollout_id} fails", *requirements, got=content)
+        return dict(content["failure"])
+
     def ack(self, *receipts: Json, **kwargs: Any) -> list[str]:
         """ACK receipts and return the outcomes."""
         self.step(f"ACK {', '.join(receipt['rollout_id'] for receipt in receipts[:4])}")

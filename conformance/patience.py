@@ -61,6 +61,20 @@ class Patience:
             self._never.wait(min(pause, max(limit - passed, 0.001)))
             pause = min(pause * 1.5, POLL_LAST_S)
 
+    def stays(self, condition: Callable[[], object], for_s: float = 0.25) -> bool:
+        """Watch a condition for a while, where it is judged that nothing happens; False as soon as it is not true.
+
+        Args:
+            condition: called again and again.
+            for_s: how long, in seconds, before scaling.
+        """
+        deadline = time.monotonic() + self.seconds(for_s)
+        while condition():
+            if time.monotonic() >= deadline:
+                return True
+            self._never.wait(POLL_FIRST_S * 4)
+        return False
+
     def pause(self, for_s: float) -> None:
         """Let a stated amount of time pass, where the passing of time itself is what is judged (a lease)."""
         self._never.wait(for_s)

@@ -1,0 +1,656 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lifecycle and gate: prepare, commit, resume, abort, renew, the lease, and what the gate holds."""
+
+from __future__ import annotations
+
+import time
+
+from conformance.case import Case
+from conformance.controller import Controller, Json, Participant
+from conformance.cuts import (
+    commit_everywhere,
+    committed_at,
+    prepare_everywhere,
+    prepared_at,
+    read_part,
+    ready_at,
+    restored_at,
+    resume_everywhere,
+    target_for,
+)
+from conformance.errors import LostReply, NotOffered
+from conformance.registry import check
+from conformance.script import add, grow, script, world
+from conformance.wire import Fault
+
+COMMON = ("conformance",)
+SLOW = script([world("slow")], add(1), "done")
+SHORT_MS = 150
+CLOCK_SLACK_MS = 60
+
+
+@check(
+    "CKPT-PREP-001",
+    "CKPT-PREP-003",
+    "CKPT-PREP-004",
+    "CKPT-PREP-007",
+    "CKPT-PREP-013",
+    "CKPT-PREP-016",
+    "CKPT-COMMIT-001",
+    "CKPT-COMMIT-011",
+    "CKPT-COMMIT-015",
+    "CKPT-COMMIT-024",
+    "CKPT-RESUME-001",
+    "CKPT-RESUME-005",
+    "CKPT-PHASE-001",
+    "CKPT-PHASE-016",
+    "CKPT-STATUS-003",
+    "CKPT-STATUS-008",
+    "CKPT-STATUS-010",
+    "CKPT-CKID-007",
+    "CKPT-CKID-014",
+    "CKPT-CKID-015",
+    "CKPT-LEASE-001",
+    profile="checkpoint",
+    each="participant",
+    storage=True,
+    budget=("quick", "demo"),
+)
+def a_snapshot_from_prepare_to_resume(case: Case) -> None:
+    """Prepare closes the gate, commit makes the cut durable, resume opens the gate; each status agrees."""
+    c, p = case.controller, case.p
+    progress = p.status()["progress"]
+    open_id = prepared_at(case)
+    status = p.status()
+    case.equal(("prepared", "closed", open_id, False), _where(status), "prepared", "CKPT-PREP-001", "CKPT-STATUS-010")
+    case.true(status["lease_remaining_ms"], "a lease runs", "CKPT-LEASE-001", got=status["lease_remaining_ms"])
+    target, _ = target_for(case, p, open_id)
+    case.step(f"commit {open_id}, wait: durable")
+    first = case.accepted(c.commit(p, open_id, target), "commit is accepted in prepared", "CKPT-COMMIT-001")
+    got = (first["phase"], first["captured"], first["durable"])
+    case.equal(("committed", True, True), got, "durable, the gate closed", "CKPT-COMMIT-015", "CKPT-COMMIT-024")
+    case.equal(("committed", "closed", open_id, True), _where(p.status()), "committed", "CKPT-STATUS-010")
+    again = case.accepted(c.prepare(p, open_id), "prepare of a committed id replies", "CKPT-PHASE-001")
+    case.equal((True, 0), (again["ready"], again["blocker_count"]), "ready in a later phase", "CKPT-PREP-004")
+    case.step(f"resume {open_id}")
+    resumed = case.accepted(c.resume(p, open_id), "resume is accepted in committed", "CKPT-RESUME-001")
+    case.equal(("idle", "committed"), (resumed["phase"], resumed["ended_as"]), "it ended", "CKPT-RESUME-005")
+    status = p.status()
+    case.equal(("idle", "open", None, None), _where(status), "the gate is open", "CKPT-RESUME-001")
+    case.equal(progress, status["progress"], "progress does not count the snapshot", "CKPT-STATUS-008")
+    last = (status["last"]["checkpoint_id"], status["last"]["ended_as"], status["last"]["manifest"])
+    case.equal((open_id, "committed", first["manifest"]), last, "last holds the manifest", "CKPT-CKID-007")
+    with case.unchanged():
+        commit = case.accepted(c.commit(p, open_id, target), "commit of last", "CKPT-CKID-014")
+        case.equal(_steady(first.json), {**_steady(commit.json), "phase": "committed"}, "its outcome", "CKPT-CKID-014")
+        case.accepted(c.resume(p, open_id), "resume of last", "CKPT-CKID-015")
+
+
+def _where(status: Json) -> tuple[object, ...]:
+    return status["phase"], status["gate"], status["checkpoint_id"], status["captured"]
+
+
+def _steady(reply: Json) -> Json:
+    return {key: value for key, value in reply.items() if not key.endswith("_ms")}
+
+
+def _effect_owners(case: Case) -> list[Participant]:
+    """Return the participants at which a running effect keeps a turn open."""
+    found = {p.name: p for p in (case.agent, case.sessions)}
+    return list(found.values())
+
+
+@check(
+    "CKPT-COMMIT-003",
+    "CKPT-PREP-005",
+    "CKPT-PREP-006",
+    "CKPT-PREP-008",
+    "CKPT-PREP-009",
+    "CKPT-PREP-010",
+    "CKPT-PREP-011",
+    "CKPT-PREP-002",
+    "CKPT-TIME-002",
+    "CKPT-ERR-022",
+    "CKPT-GATE-002",
+    "CKPT-GATE-010",
+    "CKPT-REPEAT-001",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget=("quick", "demo"),
+)
+def commit_while_preparing(case: Case) -> None:
+    """C29: a running effect blocks: prepare says so, a commit is `not_ready` and changes nothing; then it is ready."""
+    for p in _effect_owners(case):
+        with case.world.hold("slow", rollout_id=(rollout_id := case.new_id())) as effect:
+            rollout = case.start(SLOW, rollout_id=rollout_id)
+            effect.wait_begun()
+            begun = time.monotonic()
+            open_id = case.controller.next_id()
+            case.step(f"prepare {open_id} at {p.name} with a short limit")
+            reply = case.accepted(case.controller.prepare(p, open_id, timeout_ms=SHORT_MS), "200 after the limit")
+            case.equal((False, "preparing"), (reply["ready"], reply["phase"]), "not ready", "CKPT-TIME-002")
+            passed = (time.monotonic() - begun) * 1000
+            blocker = _blocker(case, reply.json["blockers"], rollout.key, "effect")
+            since = blocker["since_ms"]
+            case.true(SHORT_MS <= since <= passed + 2000, "since_ms is sensible", "CKPT-PREP-011", got=since)
+            case.equal(len(reply["blockers"]), reply["blocker_count"], "all blockers are counted", "CKPT-PREP-006")
+            target, _ = target_for(case, p, open_id)
+            with case.unchanged([p]):
+                refused = case.refused(
+                    case.controller.commit(p, open_id, target), "not_ready", "commit while preparing"
+                )
+                _blocker(case, refused.json.get("blockers", []), rollout.key, "effect", "CKPT-ERR-022")
+            case.step("release the effect")
+            effect.release()
+        again = case.accepted(case.controller.prepare(p, open_id), "the same prepare again", "CKPT-REPEAT-001")
+        case.equal(True, again["ready"], "ready once the effect has ended", "CKPT-PREP-002")
+        case.accepted(case.controller.abort(p, open_id), "abort")
+        case.body(rollout)
+
+
+def _blocker(case: Case, blockers: list[Json], key: tuple[str, int], kind: str, *requirements: str) -> Json:
+    mine = [row for row in blockers if row.get("rollout_id") == key[0]]
+    case.true(mine, "a blocker names the rollout", *(requirements or ("CKPT-PREP-009",)), got=blockers)
+    case.equal(kind, mine[0]["kind"], "the kind of the blocker", "CKPT-PREP-008")
+    case.equal(key[1], mine[0].get("attempt"), "its attempt", "CKPT-PREP-010")
+    return mine[0]
+
+
+@check(
+    "CKPT-GATE-014",
+    "CKPT-GATE-006",
+    "CKPT-GATE-007",
+    "CKPT-GATE-008",
+    "CKPT-GATE-001",
+    "CKPT-GATE-009",
+    "CKPT-ABORT-010",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+    budget=("quick", "demo"),
+)
+def prepare_never_waits_for_a_generation(case: Case) -> None:
+    """C30: prepare is ready while the policy thinks; its answer is held until the gate opens, then used, not asked again."""
+    rollout = case.start_at(1, script(add(1), [world("late")], "done"))
+    open_id = case.controller.next_id()
+    started = time.monotonic()
+    prepare_everywhere(case, open_id)
+    took = time.monotonic() - started
+    case.true(took < case.patience.seconds(3.0), "ready at once", "CKPT-GATE-014", got=f"{took:.2f} s")
+    before = case.row(rollout)["turns_done"]
+    case.release(rollout)
+    case.witness.wait_completed(rollout.rollout_id, 2)
+    case.stays(lambda: not case.world.calls("late", rollout_id=rollout.rollout_id), "no turn opens", "CKPT-GATE-001")
+    case.equal(before, case.row(rollout)["turns_done"], "nothing changes while prepared", "CKPT-GATE-009")
+    case.step(f"abort {open_id} everywhere")
+    for p in case.gym.participants:
+        case.accepted(case.controller.abort(p, open_id), "abort")
+    case.equal(3, case.body(rollout, "CKPT-GATE-008", "CKPT-ABORT-010")["turns"], "it went on", "CKPT-GATE-008")
+    case.equal(1, case.witness.completed(rollout.rollout_id, 2), "turn 2 was generated once", "CKPT-GATE-008")
+
+
+@check(
+    "CKPT-GATE-004",
+    "CKPT-PREP-002",
+    "CKPT-GATE-001",
+    "CKPT-GATE-011",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+    budget="quick",
+)
+def an_open_turn_runs_to_its_boundary(case: Case) -> None:
+    """N1: the gate closes during the first of three effects: all three run, then it is ready; no further turn opens."""
+    written = script([world("one"), world("two"), world("three")], [world("four")], "done")
+    rollout_id = case.new_id()
+    with case.world.hold("one", rollout_id=rollout_id) as effect:
+        rollout = case.start(written, rollout_id=rollout_id)
+        effect.wait_begun()
+        open_id = case.controller.next_id()
+        case.step(f"prepare {open_id} everywhere during the first effect")
+        for p in case.gym.participants:
+            case.accepted(case.controller.prepare(p, open_id, timeout_ms=1), "prepare is accepted")
+        effect.release()
+    prepare_everywhere(case, open_id)
+    ended = [call.tag for call in case.world.calls(rollout_id=rollout_id, state="ended")]
+    case.equal(["one", "two", "three"], ended, "the open turn ran to its boundary", "CKPT-GATE-004")
+    case.equal(1, case.row(rollout)["turns_done"], "one boundary", "CKPT-GATE-004")
+    case.stays(lambda: not case.world.calls("four", rollout_id=rollout_id), "turn 2 does not open", "CKPT-GATE-001")
+    for p in case.gym.participants:
+        case.controller.abort(p, open_id)
+    case.body(rollout)
+
+
+@check(
+    "CKPT-ROLL-021",
+    "CKPT-ROLL-024",
+    "CKPT-GATE-015",
+    "CKPT-ROLL-023",
+    profile="checkpoint",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def a_closed_gate_admits_nothing(case: Case) -> None:
+    """While prepared a new rollout gets `admission_closed` and leaves no trace; after abort the same item is started."""
+    live = case.start_at(1)
+    open_id = prepared_at(case, case.agent)
+    item = case.item(case.new_id())
+    with case.unchanged([case.agent]):
+        case.equal("admission_closed", case.outcome(item)["outcome"], "a new rollout", "CKPT-ROLL-021")
+        case.equal("already_started", case.outcome(live.item)["outcome"], "a live one", "CKPT-ROLL-021")
+    case.accepted(case.controller.abort(case.agent, open_id), "abort")
+    case.equal("started", case.outcome(item)["outcome"], "after abort", "CKPT-ROLL-024", "CKPT-GATE-015")
+
+
+@check(
+    "CKPT-ABORT-001",
+    "CKPT-ABORT-004",
+    "CKPT-ABORT-007",
+    "CKPT-ABORT-009",
+    "CKPT-ABORT-011",
+    "CKPT-CKID-008",
+    "CKPT-RESTORE-019",
+    "CKPT-REPEAT-010",
+    profile="checkpoint",
+    each="participant",
+    storage=True,
+    budget="quick",
+)
+def abort_opens_the_gate_in_every_phase(case: Case) -> None:
+    """C22: abort of a prepared, committed or restored checkpoint: idle, open, ended as aborted, whatever is repeated."""
+    c, p = case.controller, case.p
+    for phase in ("prepared", "committed", "restored"):
+        if phase == "committed":
+            open_id, _, _ = committed_at(case)
+        else:
+            open_id = prepared_at(case) if phase == "prepared" else restored_at(case)
+        case.step(f"abort {open_id} in phase {phase}, twice at the same time")
+        replies = case.wire.together([lambda i=open_id: c.abort(p, i)] * 2)
+        for reply in replies:
+            case.accepted(reply, f"abort in phase {phase}", "CKPT-ABORT-009")
+            case.equal("aborted", reply["ended_as"], f"it ended, from {phase}", "CKPT-ABORT-004", "CKPT-REPEAT-010")
+        status = p.status()
+        case.equal(("idle", "open", None, None), _where(status), f"open after {phase}", "CKPT-ABORT-001")
+        last = status["last"]
+        got = (last["checkpoint_id"], last["ended_as"], last["manifest"], last["error_code"])
+        case.equal((open_id, "aborted", None, None), got, "last", "CKPT-CKID-008")
+
+
+@check(
+    "CKPT-PHASE-005",
+    "CKPT-ABORT-001",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+    budget="quick",
+)
+def an_abort_answers_a_waiting_prepare(case: Case) -> None:
+    """C22: abort while prepare long-polls: the prepare is answered at once with `stale_checkpoint`."""
+    rollout_id = case.new_id()
+    with case.world.hold("slow", rollout_id=rollout_id) as effect:
+        rollout = case.start(SLOW, rollout_id=rollout_id)
+        effect.wait_begun()
+        open_id = case.controller.next_id()
+        case.step(f"prepare {open_id} in the background, then abort it")
+        waiting = case.wire.background(lambda: case.controller.prepare(case.agent, open_id, timeout_ms=10_000))
+        case.until(lambda: case.agent.status()["phase"] == "preparing", "the participant is preparing")
+        case.accepted(case.controller.abort(case.agent, open_id), "abort while prepare waits", "CKPT-ABORT-001")
+        started = time.monotonic()
+        case.refused(waiting.result(), "stale_checkpoint", "the waiting prepare", "CKPT-PHASE-005")
+        took = time.monotonic() - started
+        case.true(took < case.patience.seconds(2), "answered at once", "CKPT-PHASE-005", got=f"{took:.1f} s")
+    case.body(rollout)
+
+
+@check(
+    "CKPT-LEASE-009",
+    "CKPT-LEASE-005",
+    "CKPT-LEASE-006",
+    "CKPT-LEASE-007",
+    "CKPT-LEASE-011",
+    "CKPT-LEASE-012",
+    "CKPT-LEASE-013",
+    "CKPT-INV-006",
+    profile="checkpoint",
+    storage=True,
+    budget="default",
+)
+def a_lease_ends_by_itself(case: Case) -> None:
+    """C26, N6: without word from the controller the gate opens: expired, or committed if it was; polling renews nothing."""
+    lease_ms = max(p.limit("min_lease_ms") for p in case.gym.participants)
+    if lease_ms > case.patience.ms(10_000):
+        raise NotOffered(f"the shortest lease is {lease_ms} ms")
+    for phase, ended_as, key in (
+        ("prepared", "expired", "CKPT-LEASE-009"),
+        ("committed", "committed", "CKPT-LEASE-012"),
+        ("restored", "expired", "CKPT-LEASE-013"),
+    ):
+        open_id = case.controller.next_id()
+        asked = {}
+        for p in case.gym.participants:
+            if phase == "restored":
+                asked[p.name] = time.monotonic()
+                case.accepted(case.controller.restore(p, open_id, None, lease_ms=lease_ms), "a reset")
+            else:
+                ready_at(case, p, open_id, lease_ms=lease_ms)
+                asked[p.name] = time.monotonic()
+                if phase == "committed":
+                    target, _ = target_for(case, p, open_id)
+                    case.accepted(case.controller.commit(p, open_id, target), "commit")
+        case.step(f"say nothing in phase {phase}, poll the status, and let a lower controller knock")
+        for p in case.gym.participants:
+            _watch_lease_end(case, p, asked[p.name], lease_ms, open_id, ended_as, key)
+
+
+def _watch_lease_end(
+    case: Case, p: Participant, asked: float, lease_ms: int, open_id: str, ended_as: str, key: str
+) -> None:
+    lower = Controller("aaa", max(1, case.controller.epoch - 1))
+
+    def over() -> bool:
+        case.controller.retire(p, {})
+        lower.abort(p, f"{lower.epoch}-0")
+        return p.status()["phase"] == "idle"
+
+    bound = lease_ms / 1000 / case.patience.scale + 3
+    case.until(over, f"the gate of {p.name} opens when the lease ends", key, "CKPT-INV-006", within_s=bound)
+    passed = (time.monotonic() - asked) * 1000
+    case.true(passed >= lease_ms - CLOCK_SLACK_MS, "not before its end", key, got=f"{passed:.0f} of {lease_ms} ms")
+    status = p.status()
+    case.equal("open", status["gate"], "the gate is open", key, "CKPT-LEASE-011")
+    last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
+    case.equal((open_id, ended_as), last, "how it ended", key)
+
+
+@check(
+    "CKPT-RENEW-001",
+    "CKPT-RENEW-003",
+    "CKPT-LEASE-002",
+    "CKPT-LEASE-003",
+    "CKPT-LEASE-004",
+    "CKPT-REPEAT-011",
+    "CKPT-STATUS-005",
+    profile="checkpoint",
+    each="participant",
+    budget="quick",
+)
+def leases_are_clamped_and_renewed(case: Case) -> None:
+    """A lease outside the limits counts as the nearer limit; renew extends it and never shortens it."""
+    c, p = case.controller, case.p
+    low, high = p.limit("min_lease_ms"), p.limit("max_lease_ms")
+    open_id = case.controller.next_id()
+    case.step("prepare with a lease of 1 ms")
+    reply = ready_at(case, p, open_id, lease_ms=1)
+    left = reply["lease_remaining_ms"]
+    case.true(low - 2000 < left <= low and left > 1, "counts as the minimum", "CKPT-LEASE-002", got=left)
+    case.step("renew with a lease of a day")
+    left = case.accepted(c.renew(p, open_id, lease_ms=86_400_000), "renew", "CKPT-RENEW-001")["lease_remaining_ms"]
+    case.true(high - 2000 < left <= high, "counts as the maximum", "CKPT-LEASE-003", got=left)
+    shown = p.status()["lease_remaining_ms"]
+    case.true(high - 4000 < shown <= high, "status shows it", "CKPT-STATUS-005", got=shown)
+    case.step("renew with a lease of 1 ms")
+    left = case.accepted(c.renew(p, open_id, lease_ms=1), "renew", "CKPT-RENEW-001")["lease_remaining_ms"]
+    case.true(left > low or low == high, "a renew never shortens", "CKPT-REPEAT-011", got=left)
+
+
+@check(
+    "CKPT-REPEAT-002",
+    "CKPT-REPEAT-004",
+    "CKPT-REPEAT-007",
+    "CKPT-REPEAT-013",
+    "CKPT-REPEAT-003",
+    "CKPT-REPEAT-006",
+    "CKPT-REPEAT-008",
+    profile="checkpoint",
+    each="participant",
+    storage=True,
+    budget="quick",
+)
+def a_repeat_with_other_arguments_conflicts(case: Case) -> None:
+    """C31, N4: the same id with another run, target or source is `argument_conflict`; a smaller time budget is not."""
+    c, p = case.controller, case.p
+    open_id, target, first = committed_at(case)
+    other, _ = target_for(case, p, open_id + "-other")
+    case.refused(c.prepare(p, open_id, run_id="other"), "argument_conflict", "another run", "CKPT-REPEAT-002")
+    if other != target:
+        case.refused(c.commit(p, open_id, other), "argument_conflict", "another target", "CKPT-REPEAT-004")
+    left_out = c.commit(p, open_id, target, leave_out_blocked=True)
+    case.refused(left_out, "argument_conflict", "another leave_out_blocked", "CKPT-REPEAT-004")
+    case.accepted(c.prepare(p, open_id, timeout_ms=1, lease_ms=5000), "a smaller budget", "CKPT-REPEAT-013")
+    again = case.accepted(c.commit(p, open_id, target, timeout_ms=1, wait="captured"), "a smaller budget")
+    case.equal(first["manifest"], again["manifest"], "the same cut", "CKPT-REPEAT-003")
+    case.accepted(c.resume(p, open_id), "resume")
+    restore_id = restored_at(case)
+    fence = [{"rollout_id": case.new_id(), "through_attempt": 1}]
+    case.refused(c.restore(p, restore_id, None, fences=fence), "argument_conflict", "other lists", "CKPT-REPEAT-007")
+    policy = case.witness.policy()
+    case.refused(c.restore(p, restore_id, None, policy=policy), "argument_conflict", "a policy", "CKPT-REPEAT-007")
+    case.accepted(c.restore(p, restore_id, None, timeout_ms=1, lease_ms=5000), "a smaller budget", "CKPT-REPEAT-006")
+
+
+@check(
+    "CKPT-REPEAT-014",
+    "CKPT-REPEAT-005",
+    "CKPT-PHASE-002",
+    "CKPT-PHASE-003",
+    "CKPT-REPEAT-009",
+    profile="checkpoint",
+    each="participant",
+    storage=True,
+    budget="default",
+)
+def fifty_at_once_are_one(case: Case) -> None:
+    """C31: prepare, commit, resume, restore and abort, each 50 times at once: one execution, 50 equal replies."""
+    c, p = case.controller, case.p
+    open_id, restore_id, abort_id = c.next_id(), c.next_id(), c.next_id()
+    target, _ = target_for(case, p, open_id)
+    for verb, call in (
+        ("prepare", lambda: c.prepare(p, open_id)),
+        ("commit", lambda: c.commit(p, open_id, target)),
+        ("resume", lambda: c.resume(p, open_id)),
+        ("restore", lambda: c.restore(p, restore_id, None)),
+        ("resume the restore", lambda: c.resume(p, restore_id)),
+        ("abort", lambda: c.abort(p, abort_id)),
+    ):
+        case.step(f"{verb}, 50 times at once")
+        replies = case.wire.together([call] * 50)
+        for reply in replies:
+            case.accepted(reply, f"{verb} among 50", "CKPT-REPEAT-014")
+        seen = {str(sorted(_steady(reply.json).items())) for reply in replies}
+        if verb == "prepare":
+            seen = {str((reply["ready"], reply["blocker_count"])) for reply in replies}
+        case.equal(
+            1, len(seen), f"different replies to 50 equal calls of {verb}: {sorted(seen)[:3]}", "CKPT-REPEAT-014"
+        )
+
+
+@check(
+    "CKPT-REPEAT-015",
+    "CKPT-FEED-002",
+    profile="checkpoint",
+    each="participant",
+    storage=True,
+    budget="default",
+)
+def what_was_begun_is_finished_without_the_client(case: Case) -> None:
+    """C33: the connection is reset 10 ms after prepare, commit and resume: each reaches its end."""
+    c, p = case.controller, case.p
+    open_id = c.next_id()
+    target, _ = target_for(case, p, open_id)
+    for verb, phase, call in (
+        ("prepare", "prepared", lambda: c.prepare(p, open_id, fault=Fault.disconnect(10))),
+        ("commit", "committed", lambda: c.commit(p, open_id, target, fault=Fault.disconnect(10))),
+        ("resume", "idle", lambda: c.resume(p, open_id, fault=Fault.disconnect(10))),
+    ):
+        case.step(f"{verb}, and reset the connection 10 ms later")
+        try:
+            call()
+        except LostReply:
+            pass
+        case.until(lambda f=phase: p.status()["phase"] == f, f"{verb} reaches {phase}", "CKPT-REPEAT-015")
+    case.equal("committed", p.status()["last"]["ended_as"], "no half state", "CKPT-REPEAT-015")
+
+
+@check(
+    "CKPT-ACK-013",
+    "CKPT-FEED-012",
+    "CKPT-RETIRE-014",
+    "CKPT-PHASE-007",
+    "CKPT-COMMIT-012",
+    "CKPT-RETIRE-016",
+    profile="checkpoint",
+    features=COMMON,
+    storage=True,
+    budget="quick",
+)
+def acks_and_retire_work_in_every_phase(case: Case) -> None:
+    """The feed is served, ACKs are carried out and retire is accepted while prepared, committed and restored."""
+    a = case.agent
+    finished = [case.finished(script("done"))[1]["receipt"] for _ in range(2)]
+    live = [case.start_at(1) for _ in range(2)]
+    open_id = prepared_at(case, a)
+    for phase in ("prepared", "committed"):
+        case.equal(phase, a.status()["phase"], "the phase", "CKPT-PHASE-007")
+        receipt, rollout = finished.pop(), live.pop()
+        case.true(receipt["rollout_id"] in a.results(), "the feed is served", "CKPT-FEED-012")
+        case.equal(["released"], case.ack(receipt), f"an ACK while {phase}", "CKPT-ACK-013")
+        through = {rollout.rollout_id: rollout.attempt}
+        case.accepted(case.controller.retire(a, through), f"a retire while {phase}", "CKPT-RETIRE-014")
+        if phase == "prepared":
+            target, _ = target_for(case, a, open_id)
+            case.accepted(case.controller.commit(a, open_id, target), "commit")
+    case.accepted(case.controller.resume(a, open_id), "resume")
+
+
+@check(
+    "CKPT-COMMIT-031",
+    "CKPT-COMMIT-032",
+    "CKPT-COMMIT-033",
+    "CKPT-COMMIT-034",
+    "CKPT-COMMIT-036",
+    "CKPT-COMMIT-037",
+    "CKPT-COMMIT-038",
+    "CKPT-DIR-012",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget="default",
+)
+def a_blocked_rollout_can_be_left_out(case: Case) -> None:
+    """N13: with `leave_out_blocked` the cut holds everyone else; the blocked one is listed, and goes on after resume."""
+    free = case.start_at(1)
+    slow_id = case.new_id("slow")
+    with case.world.hold("slow", rollout_id=slow_id) as effect:
+        slow = case.start(SLOW, rollout_id=slow_id)
+        effect.wait_begun()
+        open_id = case.controller.next_id()
+        for p in case.gym.participants:
+            case.accepted(case.controller.prepare(p, open_id, timeout_ms=50), "prepare")
+        parts = commit_everywhere(case, open_id, leave_out_blocked=True)
+        rows = read_part(case, case.agent, open_id, *parts[case.agent.name]).rows
+        blocked = rows.get(slow_id, {})
+        case.equal(("restart", "blocked"), (blocked.get("state"), blocked.get("reason")), "blocked", "CKPT-COMMIT-032")
+        wanted = "turn" if "turn-recovery" in case.gym.profiles else rows[free.rollout_id]["state"]
+        got = (rows[free.rollout_id]["state"], rows[free.rollout_id]["turns_done"])
+        case.equal((wanted, 1), got, "the others are in it", "CKPT-COMMIT-033")
+        effect.release()
+        case.world.wait_ended("slow", rollout_id=slow_id)
+        case.stays(lambda: case.row(slow)["state"] != "finished", "it does not finish", "CKPT-COMMIT-037")
+        case.equal(0, case.witness.completed(slow_id, 3), "and opens no further turn", "CKPT-COMMIT-036")
+        resume_everywhere(case, open_id)
+    case.body(slow, "CKPT-COMMIT-038")
+
+
+@check(
+    "CKPT-ENV-007",
+    "CKPT-ENV-008",
+    "CKPT-PREP-008",
+    "CKPT-GATE-005",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+    budget="quick",
+)
+def a_running_verification_blocks(case: Case) -> None:
+    """A verification with `wait` that runs is a blocker of kind `verification`; one that has not begun does not begin."""
+    rollout_id, later = case.new_id(), case.new_id()
+    hold = case.witness.hold(later, 1)
+    with case.world.hold(rollout_id=rollout_id, kind="verify") as verification:
+        rollout = case.start(script("done"), rollout_id=rollout_id, verify_in_world=True)
+        waiting = case.start(script("done"), rollout_id=later, verify_in_world=True)
+        verification.wait_begun()
+        hold.wait_asked()
+        open_id = case.controller.next_id()
+        reply = case.controller.prepare(case.agent, open_id, timeout_ms=SHORT_MS)
+        case.equal(False, reply["ready"], "prepare waits for it", "CKPT-ENV-007")
+        _blocker(case, reply["blockers"], rollout.key, "verification", "CKPT-ENV-008")
+        verification.release()
+    ready_at(case, case.agent, open_id)
+    hold.release()
+    case.witness.wait_completed(later)
+    unseen = lambda: not case.world.calls(rollout_id=later, kind="verify")  # noqa: E731 - a condition with a name
+    case.stays(unseen, "no verification begins while the gate is closed", "CKPT-GATE-005")
+    case.controller.abort(case.agent, open_id)
+    case.body(rollout)
+    case.body(waiting)
+
+
+@check("CKPT-GATE-016", profile="checkpoint", features=COMMON, budget="default")
+def budgets_stop_while_parked(case: Case) -> None:
+    """C28: a rollout that is parked for longer than its whole budget has not used it up."""
+    rollout = case.start_at(1, episode_ms=1500)
+    open_id = case.controller.next_id()
+    prepare_everywhere(case, open_id)
+    case.release(rollout)
+    case.step("keep it parked for 2 s")
+    case.patience.pause(2.0)
+    for p in case.gym.participants:
+        case.controller.abort(p, open_id)
+    case.body(rollout, "CKPT-GATE-016")
+
+
+@check("CKPT-ABORT-002", "CKPT-ABORT-005", "CKPT-COMMIT-041", profile="checkpoint", features=COMMON, shared_dir=True)
+def abort_during_a_commit_leaves_no_late_manifest(case: Case) -> None:
+    """C22: abort while a commit is writing returns in bounded time; nothing is written after its answer."""
+    p = case.sessions
+    rollout = case.start_at(1, script(grow(8_000_000), "done"))
+    open_id = prepared_at(case, p)
+    target, directory = target_for(case, p, open_id)
+    case.step("commit in the background and abort at once")
+    writing = case.wire.background(lambda: case.controller.commit(p, open_id, target))
+    case.until(lambda: p.status()["phase"] != "prepared", "the commit has begun")
+    reply = case.accepted(case.controller.abort(p, open_id), "abort", "CKPT-ABORT-002")
+    writing.result()
+    before = sorted((path.name, path.stat().st_size) for path in directory.iterdir())
+    same = lambda: before == sorted((q.name, q.stat().st_size) for q in directory.iterdir())  # noqa: E731 - as above
+    case.stays(same, "nothing is written after abort was answered", "CKPT-COMMIT-041")
+    case.equal("idle", p.status()["phase"], "it is over", "CKPT-ABORT-002")
+    case.equal("aborted", reply["ended_as"], "and can never publish", "CKPT-ABORT-005")
+    case.refused(case.controller.commit(p, open_id, target), "stale_checkpoint", "the cut is gone", "CKPT-ABORT-005")
+    case.release(rollout)
+
+
+@check("CKPT-STATUS-006", "CKPT-STATUS-007", features=COMMON, budget="quick")
+def progress_rises_with_every_change(case: Case) -> None:
+    """Start, a turn, a result, an ACK and a retire each raise `progress`, which never falls."""
+    seen = [case.agent.status()["progress"]]
+
+    def higher(what: str) -> None:
+        now = case.agent.status()["progress"]
+        case.true(now > seen[-1], f"progress rises with {what}", "CKPT-STATUS-006", got=f"{seen[-1]} → {now}")
+        seen.append(now)
+
+    rollout = case.start_at(1)
+    higher("a start and a turn")
+    case.release(rollout)
+    entry = case.result(rollout)
+    higher("a result")
+    case.ack(entry["receipt"])
+    higher("an ACK")
+    other = case.start_at(0)
+    higher("a start")
+    case.controller.retire(case.agent, {other.rollout_id: 0})
+    higher("a retire")
