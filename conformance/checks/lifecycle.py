@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
+from collections.abc import Callable
 
 from conformance.case import Case
 from conformance.controller import Controller, Json, Participant
@@ -172,7 +175,7 @@ def _blocker(case: Case, blockers: list[Json], key: tuple[str, int], kind: str, 
     budget=("quick", "demo"),
 )
 def prepare_never_waits_for_a_generation(case: Case) -> None:
-    """C30: prepare is ready while the policy thinks; its answer is held until the gate opens, then used, not asked again."""
+    """C30: prepare is ready while the policy thinks; its answer is held until the gate opens, and then used."""
     rollout = case.start_at(1, script(add(1), [world("late")], "done"))
     open_id = case.controller.next_id()
     started = time.monotonic()
@@ -233,7 +236,7 @@ def an_open_turn_runs_to_its_boundary(case: Case) -> None:
     budget=("quick", "demo"),
 )
 def a_closed_gate_admits_nothing(case: Case) -> None:
-    """While prepared a new rollout gets `admission_closed` and leaves no trace; after abort the same item is started."""
+    """While prepared a new rollout gets `admission_closed` and leaves no trace; after abort the item is started."""
     live = case.start_at(1)
     open_id = prepared_at(case, case.agent)
     item = case.item(case.new_id())
@@ -259,7 +262,7 @@ def a_closed_gate_admits_nothing(case: Case) -> None:
     budget="quick",
 )
 def abort_opens_the_gate_in_every_phase(case: Case) -> None:
-    """C22: abort of a prepared, committed or restored checkpoint: idle, open, ended as aborted, whatever is repeated."""
+    """C22: abort of a prepared, committed or restored checkpoint, twice at once: idle, open, ended as aborted."""
     c, p = case.controller, case.p
     for phase in ("prepared", "committed", "restored"):
         if phase == "committed":
@@ -267,7 +270,7 @@ def abort_opens_the_gate_in_every_phase(case: Case) -> None:
         else:
             open_id = prepared_at(case) if phase == "prepared" else restored_at(case)
         case.step(f"abort {open_id} in phase {phase}, twice at the same time")
-        replies = case.wire.together([lambda i=open_id: c.abort(p, i)] * 2)
+        replies = case.wire.together([functools.partial(c.abort, p, open_id)] * 2)
         for reply in replies:
             case.accepted(reply, f"abort in phase {phase}", "CKPT-ABORT-009")
             case.equal("aborted", reply["ended_as"], f"it ended, from {phase}", "CKPT-ABORT-004", "CKPT-REPEAT-010")
@@ -318,7 +321,7 @@ def an_abort_answers_a_waiting_prepare(case: Case) -> None:
     budget="default",
 )
 def a_lease_ends_by_itself(case: Case) -> None:
-    """C26, N6: without word from the controller the gate opens: expired, or committed if it was; polling renews nothing."""
+    """C26, N6: without word from the controller the gate opens: expired, or committed; polling renews nothing."""
     lease_ms = max(p.limit("min_lease_ms") for p in case.gym.participants)
     if lease_ms > case.patience.ms(10_000):
         raise NotOffered(f"the shortest lease is {lease_ms} ms")
@@ -352,7 +355,7 @@ def _watch_lease_end(
     def over() -> bool:
         case.controller.retire(p, {})
         lower.abort(p, f"{lower.epoch}-0")
-        return p.status()["phase"] == "idle"
+        return bool(p.status()["phase"] == "idle")
 
     bound = lease_ms / 1000 / case.patience.scale + 3
     case.until(over, f"the gate of {p.name} opens when the lease ends", key, "CKPT-INV-006", within_s=bound)
@@ -479,18 +482,21 @@ def what_was_begun_is_finished_without_the_client(case: Case) -> None:
     c, p = case.controller, case.p
     open_id = c.next_id()
     target, _ = target_for(case, p, open_id)
-    for verb, phase, call in (
+    verbs: list[tuple[str, str, Callable[[], object]]] = [
         ("prepare", "prepared", lambda: c.prepare(p, open_id, fault=Fault.disconnect(10))),
         ("commit", "committed", lambda: c.commit(p, open_id, target, fault=Fault.disconnect(10))),
         ("resume", "idle", lambda: c.resume(p, open_id, fault=Fault.disconnect(10))),
-    ):
+    ]
+    for verb, phase, call in verbs:
         case.step(f"{verb}, and reset the connection 10 ms later")
-        try:
+        with contextlib.suppress(LostReply):
             call()
-        except LostReply:
-            pass
-        case.until(lambda f=phase: p.status()["phase"] == f, f"{verb} reaches {phase}", "CKPT-REPEAT-015")
+        _until_phase(case, p, phase, "CKPT-REPEAT-015")
     case.equal("committed", p.status()["last"]["ended_as"], "no half state", "CKPT-REPEAT-015")
+
+
+def _until_phase(case: Case, p: Participant, phase: str, *requirements: str) -> None:
+    case.until(lambda: p.status()["phase"] == phase, f"{p.name} reaches {phase}", *requirements)
 
 
 @check(
@@ -540,7 +546,7 @@ def acks_and_retire_work_in_every_phase(case: Case) -> None:
     budget="default",
 )
 def a_blocked_rollout_can_be_left_out(case: Case) -> None:
-    """N13: with `leave_out_blocked` the cut holds everyone else; the blocked one is listed, and goes on after resume."""
+    """N13: with `leave_out_blocked` the cut holds everyone else; the blocked one is listed and goes on after resume."""
     free = case.start_at(1)
     slow_id = case.new_id("slow")
     with case.world.hold("slow", rollout_id=slow_id) as effect:
@@ -575,7 +581,7 @@ def a_blocked_rollout_can_be_left_out(case: Case) -> None:
     budget="quick",
 )
 def a_running_verification_blocks(case: Case) -> None:
-    """A verification with `wait` that runs is a blocker of kind `verification`; one that has not begun does not begin."""
+    """A running verification with `wait` is a blocker of that kind; one that has not begun does not begin."""
     rollout_id, later = case.new_id(), case.new_id()
     hold = case.witness.hold(later, 1)
     with case.world.hold(rollout_id=rollout_id, kind="verify") as verification:
