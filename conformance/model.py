@@ -342,7 +342,7 @@ def _restoring(state: State, call: Call) -> frozenset[Outcome]:
     if book.stale_in(state.rollouts, call.plan):
         return frozenset(answers | _refused(failed, "stale_attempt"))
     if state.blocked:
-        # Whether held work runs in *this* participant is not known here: an agent apart from its sessions need not wait.
+        # Whether held work runs in *this* participant is not known: an agent apart from its sessions need not wait.
         answers |= _refused(failed, "not_ready")
     source = state.cuts.get(call.source, Rollouts()) if call.source is not None else Rollouts()
     current = book.install(state.rollouts, source, call.plan, call.policy)

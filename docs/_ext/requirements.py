@@ -48,7 +48,7 @@ class Boxes(SphinxTransform):
         for paragraph in list(self.document.findall(nodes.paragraph)):
             mentions = [n for n in paragraph.children if isinstance(n, requirement_reference)]
             rest = "".join(n.astext() for n in paragraph.children if not isinstance(n, requirement_reference))
-            if not mentions or rest.strip():
+            if not mentions or rest.strip() or any(m.get("link") for m in mentions):
                 continue
             known = [m["requirement"] for m in mentions if m["requirement"] in spec.load("1.0").requirements]
             for id in known:
@@ -126,7 +126,7 @@ def index_table(requirements: list[spec.Requirement]) -> nodes.table:
     head += row([nodes.paragraph("", text) for text in ("id", "level", "binds", "scope", "text")])
     for requirement in requirements:
         link = nodes.paragraph()
-        link += requirement_reference(requirement.id, requirement.id, requirement=requirement.id)
+        link += requirement_reference(requirement.id, requirement.id, requirement=requirement.id, link=True)
         cells = [nodes.paragraph("", t) for t in (requirement.level, requirement.binds, requirement.scope)]
         body += row([link, *cells, sentence(requirement.text)])
     group += [head, body]
