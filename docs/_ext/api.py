@@ -53,7 +53,7 @@ class ApiReference(SphinxDirective):
 
 def write_page(app: Sphinx, error: Exception | None) -> None:
     """Write the drawn page beside the built site."""
-    if error is not None or app.builder.format != "html":
+    if error is not None or app.builder.format != "html" or app.config.api_page in (False, "0"):
         return
     if not SCRIPT.is_file():
         raise ExtensionError("the script of the API page is not there; build with `make docs`, which fetches it")
@@ -70,5 +70,6 @@ def write_page(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive and the page."""
     app.add_directive("api-reference", ApiReference)
+    app.add_config_value("api_page", default=True, rebuild="html", types=(bool, str))
     app.connect("build-finished", write_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
