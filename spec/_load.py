@@ -74,10 +74,8 @@ def _json(path: Path) -> Any:
 
 
 def _requirements(root: Path) -> Mapping[str, Requirement]:
-    merged = root / "requirements.yaml"
-    parts = [merged] if merged.is_file() else sorted((root / "requirements.d").glob("*.yaml"))
     found: dict[str, Requirement] = {}
-    for entry in (entry for path in parts for entry in _yaml(path)):
+    for entry in _yaml(root / "requirements.yaml"):
         try:
             requirement = Requirement(**{**entry, "checks": tuple(entry.get("checks", ()))})
         except TypeError as error:
