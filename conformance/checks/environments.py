@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments: effects, their request ids, sessions, uncertainty, budgets, and the policy that is away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from conformance.case import DEFAULT_SCRIPT, Case, Rollout
+from conformance.controller import Json
+from conformance.cuts import prepared_at, restored_at, take_cut
+from conformance.errors import Lost, NotOffered
+from conformance.gym import RESTART_ONLY
+from conformance.registry import check
+from conformance.script import add, script, world
+from conformance.wire import Fault, Reply
+from spec import wire as names
+
+COMMON = ("conformance",)
+FAILING = script(add(1), [add(2), world("breaks"), add(3)], "done")
+
+
+def probe(
+    case: Case, rollout: Rollout, n: int, tool: str = "add", *, turn: int = 9, attempt: int | None = None, **kw: object
+) -> Reply:
+    """Send one effect of turn 9 of a rollout to the probe."""
+    args = kw.pop("args", {"n": n} if tool == "add" else {"tag": "probe"})
+    request = names.request_id(rollout.rollout_id, turn, n)
+    return case.sessions.probe(
+        rollout.rollout_id,
+        rollout.attempt if attempt is None else attempt,
+        turn,
+        request,
+        tool,
+        args,  # type: ignore[arg-type]  # a JSON object
+        **kw,  # type: ignore[arg-type]  # keywords of the probe
+    )
+
+
+@check(
+    "CKPT-EFFECT-001",
+    "CKPT-EFFECT-002",
+    "CKPT-EFFECT-003",
+    "CKPT-EFFECT-004",
+    "CKPT-CONF-034",
+    "CKPT-CONF-035",
+    "CKPT-CONF-036",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    budget="quick",
+)
+def a_repeated_effect_runs_once(case: Case) -> None:
+    """C32: the same request id gets the recorded reply and runs once; with another input it is `argument_conflict`."""
+    rollout = case.start_at(0)
+    case.step("probe a world effect three times with one request id")
+    replies = [probe(case, rollout, 1, "world") for _ in range(3)]
+    for reply in replies:
+        case.accepted(reply, "an effect through the probe", "CKPT-CONF-034")
+        case.equal(replies[0]["observation"], reply["observation"], "the recorded reply", "CKPT-EFFECT-001")
+    happened = len(case.world.calls("probe", rollout_id=rollout.rollout_id))
+    case.equal(1, happened, "calls that reached the outside", "CKPT-EFFECT-001")
+    case.equal(0, case.row(rollout)["turns_done"], "no turn of the agent opened", "CKPT-CONF-036")
+    case.accepted(probe(case, rollout, 2), "another effect of the same turn")
+    again = case.accepted(probe(case, rollout, 1, "world"), "a repeat after a later effect", "CKPT-EFFECT-002")
+    case.equal(replies[0]["observation"], again["observation"], "kept through the turn", "CKPT-EFFECT-002")
+    case.step("the same request id with another input")
+    refused = probe(case, rollout, 2, args={"n": 77})
+    case.refused(refused, "argument_conflict", "another input", "CKPT-EFFECT-003")
+    case.release(rollout)
+    case.until_state(rollout, "restart", "failed", requirements=("CKPT-EFFECT-004",))
+
+
+@check(
+    "CKPT-EFFECT-005",
+    "CKPT-REPEAT-014",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    budget="quick",
+)
+def an_effect_survives_an_impatient_client(case: Case) -> None:
+    """C32: three tries with a short client timeout on one slow effect: it happens once, and the last try sees it."""
+    rollout = case.start_at(0)
+    with case.world.hold("probe", rollout_id=rollout.rollout_id) as effect:
+        case.step("probe a slow effect, and give up twice")
+        for _ in range(2):
+            with contextlib.suppress(Lost):
+                probe(case, rollout, 1, "world", within_s=0.3)
+        effect.wait_begun()
+        third = case.wire.background(lambda: probe(case, rollout, 1, "world"))
+        effect.release()
+    case.accepted(third.result(), "the third try", "CKPT-EFFECT-005")
+    happened = len(case.world.calls("probe", rollout_id=rollout.rollout_id))
+    case.equal(1, happened, "calls that reached the outside", "CKPT-EFFECT-005")
+
+
+@check(
+    "CKPT-EFFECT-007",
+    "CKPT-EFFECT-008",
+    "CKPT-EFFECT-010",
+    "CKPT-EFFECT-011",
+    "CKPT-CONF-038",
+    "CKPT-ENV-011",
+    profile="turn-recovery",
+    features=COMMON,
+    budget="quick",
+)
+def effects_are_refused_for_what_they_name(case: Case) -> None:
+    """A fenced attempt is `stale_attempt`; an unknown session, or another `effects_done`, is `session_lost`."""
+    rollout = case.start_at(1, attempt=3)
+    case.refused(probe(case, rollout, 1, attempt=2), "stale_attempt", "a lower attempt", "CKPT-EFFECT-008")
+    unknown = Rollout(case.new_id("nobody"), 0, {}, DEFAULT_SCRIPT)
+    case.refused(probe(case, unknown, 1), "session_lost", "a rollout without a session", "CKPT-EFFECT-010")
+    case.refused(probe(case, unknown, 1), "session_lost", "an effect opens no session", "CKPT-ENV-011")
+    other = probe(case, rollout, 1, effects_done=7)
+    case.refused(other, "session_lost", "another effects_done", "CKPT-EFFECT-011")
+    case.accepted(probe(case, rollout, 1, effects_done=1), "the recorded number of effects", "CKPT-EFFECT-011")
+
+
+@check(
+    "CKPT-EFFECT-009",
+    "CKPT-EFFECT-012",
+    "CKPT-EFFECT-013",
+    profile="turn-recovery",
+    features=COMMON,
+    budget="quick",
+)
+def a_closed_gate_answers_repeats_and_holds_the_rest(case: Case) -> None:
+    """While prepared a repeat is answered; a new effect is held, or refused with `admission_closed`."""
+    rollout = case.start_at(0)
+    first = case.accepted(probe(case, rollout, 1), "an effect")
+    open_id = prepared_at(case, case.sessions)
+    again = case.accepted(probe(case, rollout, 1), "a repeat at the closed gate", "CKPT-EFFECT-009")
+    case.equal(first["observation"], again["observation"], "the recorded reply", "CKPT-EFFECT-009")
+    case.step("probe a new effect in the background")
+    held = case.wire.background(lambda: probe(case, rollout, 2))
+    case.stays(lambda: not (held.done() and held.result().ok), "it does not run", "CKPT-GATE-009")
+    case.accepted(case.controller.abort(case.sessions, open_id), "abort")
+    reply = held.result()
+    if not reply.ok:
+        case.refused(reply, "admission_closed", "an effect that is not held", "CKPT-EFFECT-014")
+        case.true("retry-after" in reply.headers, "Retry-After is there", "CKPT-EFFECT-015", got=dict(reply.headers))
+
+
+@check(
+    "CKPT-ENV-013",
+    "CKPT-ENV-014",
+    "CKPT-ENV-015",
+    "CKPT-ENV-016",
+    "CKPT-ENV-017",
+    "CKPT-STATUS-017",
+    "CKPT-CONF-022",
+    "CKPT-EFFECT-016",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget=("quick", "demo"),
+)
+def a_broken_effect_leaves_its_rollout_uncertain(case: Case) -> None:
+    """C61, C62: a handler that raises: `restart`, no blocker, listed as uncertain, never repeated; retire frees it."""
+    rollout_id = case.new_id()
+    case.world.fail("breaks", rollout_id=rollout_id)
+    rollout = case.start(FAILING, rollout_id=rollout_id)
+    case.step("the outside fails the second effect of turn 2")
+    row = case.until_state(rollout, "restart", requirements=("CKPT-ENV-013",))
+    case.equal(1, row["turns_done"], "the turn did not reach its boundary", "CKPT-ENV-013")
+    case.true(case.agent.status()["counts"]["restart"] >= 1, "it is counted", "CKPT-STATUS-017")
+    cut = take_cut(case)
+    saved = cut.row(case, rollout_id)
+    case.equal(("restart", "uncertain"), (saved["state"], saved.get("reason")), "the index", "CKPT-ENV-015")
+    calls = len(case.world.calls("breaks", rollout_id=rollout_id))
+    case.equal(1, calls, "the effect ran once", "CKPT-ENV-017")
+    case.equal(0, case.witness.asked(rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
+    outcome = case.accepted(case.controller.retire(case.agent, {rollout_id: 0}), "retire")["outcomes"][0]
+    case.equal("retired", outcome["outcome"], "retire frees it", "CKPT-ENV-016")
+    second = case.start(FAILING, rollout_id=rollout_id, attempt=1)
+    case.body(second, "CKPT-ENV-016")
+
+
+@check(
+    "CKPT-EFFECT-016",
+    "CKPT-GATE-008",
+    "CKPT-GATE-013",
+    profile="checkpoint",
+    features=COMMON,
+    budget="quick",
+)
+def no_refusal_reaches_the_policy(case: Case) -> None:
+    """N7: a tool call meets a closed gate of the sessions: the policy sees what it would have seen without it."""
+    expected = case.baseline()
+    rollout = case.start_at(1)
+    open_id = prepared_at(case, case.sessions)
+    case.release(rollout)
+    case.witness.wait_completed(rollout.rollout_id, 2)
+    case.stays(lambda: case.row(rollout)["turns_done"] == 1, "the turn waits", "CKPT-GATE-013")
+    case.accepted(case.controller.abort(case.sessions, open_id), "abort")
+    case.equal(expected, case.body(rollout), "the same body", "CKPT-EFFECT-016")
+
+
+@check("CKPT-ENV-012", "CKPT-EFFECT-016", profile="checkpoint", features=COMMON, budget="default")
+def a_lost_session_ends_its_rollout(case: Case) -> None:
+    """N8: the sessions are reset under a live rollout: it ends as `session_lost`; the policy sees nothing of it."""
+    if case.sessions is case.agent:
+        raise NotOffered("one participant owns rollouts and sessions: it cannot lose one alone")
+    rollout = case.start_at(1)
+    restore_id = restored_at(case, case.sessions)
+    case.accepted(case.controller.resume(case.sessions, restore_id), "resume")
+    case.release(rollout)
+    failure = case.failure(rollout, "CKPT-ENV-012")
+    case.equal(("session_lost", False), (failure["kind"], failure["terminal"]), "the failure", "CKPT-ENV-012")
+    case.equal(0, case.witness.asked(rollout.rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
+
+
+@check("CKPT-ENV-001", "CKPT-ENV-002", profile="checkpoint", features=COMMON, storage=True, budget=("quick", "demo"))
+def each_continuation_has_its_index_state(case: Case) -> None:
+    """C08: a `restart_only` rollout is listed as `restart`, the others as `turn` with what they have done, 0 included."""
+    rollouts = [case.start_at(n) for n in (0, 1)]
+    restart = case.start_at(1, environment=RESTART_ONLY)
+    cut = take_cut(case)
+    saved = cut.row(case, restart.rollout_id)
+    case.equal(("restart", "restart_only"), (saved["state"], saved.get("reason")), "restart_only", "CKPT-ENV-001")
+    if "turn-recovery" in case.gym.profiles:
+        for turns, rollout in enumerate(rollouts):
+            row = cut.row(case, rollout.rollout_id)
+            case.equal(("turn", turns), (row["state"], row["turns_done"]), "continues", "CKPT-ENV-002")
+
+
+@check("CKPT-GATE-019", "CKPT-GATE-024", "CKPT-GATE-018", features=COMMON, budget=("quick", "demo"))
+def a_policy_that_is_away_is_asked_again(case: Case) -> None:
+    """429, 503 and a cut connection: the agent repeats the call, the turn keeps its number, the rollout succeeds."""
+    rollout_id = case.new_id()
+    case.witness.answer(429, rollout_id, 2, retry_after_s=0.05)
+    case.witness.answer(503, rollout_id, 2)
+    case.witness.drop(rollout_id, 2)
+    expected = case.baseline()
+    rollout = case.start(rollout_id=rollout_id)
+    case.equal(expected, case.body(rollout, "CKPT-GATE-019"), "the same body", "CKPT-GATE-019")
+    calls = case.witness.generations(rollout_id, 2)
+    case.equal([2] * len(calls), [call.turn for call in calls], "the turn keeps its number", "CKPT-GATE-024")
+    case.true(len(calls) >= 4, "it was asked again after each", "CKPT-GATE-019", got=len(calls))
+
+
+@check("CKPT-GATE-020", "CKPT-GATE-021", features=COMMON)
+def a_policy_that_stays_away_ends_the_rollout(case: Case) -> None:
+    """A policy that cannot be reached within `policy_retry_ms`: the non-terminal failure `policy_unavailable`."""
+    limit = case.agent.limit("policy_retry_ms")
+    if limit > case.patience.ms(5_000):
+        raise NotOffered(f"policy_retry_ms is {limit} ms")
+    address = f"{case.prefix}dead"
+    policy = case.witness.policy(address)
+    case.witness.refuse(address)
+    rollout = case.start(policy=policy)
+    failure = case.failure(rollout, "CKPT-GATE-020")
+    case.equal("policy_unavailable", failure["kind"], "the kind", "CKPT-GATE-020")
+    case.equal(False, failure["terminal"], "a next attempt may succeed", "CKPT-GATE-021")
+
+
+@check("CKPT-ROLL-037", features=COMMON, budget="default")
+def a_spent_budget_ends_the_rollout(case: Case) -> None:
+    """A rollout whose `episode_ms` is used up ends with the non-terminal failure `episode_timeout`."""
+    rollout = case.start_at(1, episode_ms=300)
+    case.step("keep the policy thinking until the budget is spent")
+    failure = case.failure(rollout, "CKPT-ROLL-037")
+    case.equal(("episode_timeout", False), (failure["kind"], failure["terminal"]), "the failure", "CKPT-ROLL-037")
+
+
+@check("CKPT-ID-014", features=COMMON, world=True, budget="quick")
+def effects_have_request_ids(case: Case) -> None:
+    """Each effect carries `<rollout_id>/<turn>/<n>`, n counting from 1 in its turn, refused and unknown ones included."""
+    rollout = case.start(script([add(1), world("x"), world("y")], [world("z")], "done"))
+    case.result(rollout)
+    found = [(call.tag, call.turn, call.request_id) for call in case.world.calls(rollout_id=rollout.rollout_id)]
+    places = (("x", 1, 2), ("y", 1, 3), ("z", 2, 1))
+    expected = [(tag, turn, names.request_id(rollout.rollout_id, turn, n)) for tag, turn, n in places]
+    case.equal(expected, found, "tag, turn and request id of each effect", "CKPT-ID-014")
+
+
+@check("CKPT-CONF-033", "CKPT-SEC-001", features=COMMON)
+def the_probe_is_on_the_data_plane(case: Case) -> None:
+    """The probe takes the data-plane token alone."""
+    tokens = case.wire.tokens
+    if not tokens.get("control") or tokens.get("control") == tokens.get("data"):
+        raise NotOffered("control plane and data plane have no tokens of their own")
+    rollout = case.start_at(0)
+    body: Json = {
+        "rollout_id": rollout.rollout_id,
+        "attempt": 0,
+        "turn": 9,
+        "request_id": names.request_id(rollout.rollout_id, 9, 1),
+        "tool": "add",
+        "args": {"n": 1},
+        "effects_done": None,
+    }
+    url = case.sessions.url + names.PROBE_PATH
+    headers = {"Content-Type": "application/json"}
+    content = json.dumps(body).encode()
+    reply = case.wire.raw("POST", url, headers=headers, content=content, plane="control")
+    case.refused(reply, "unauthorized", "the control token", "CKPT-CONF-033")
+    reply = case.wire.raw("POST", url, headers=headers, content=content, plane="data")
+    case.accepted(reply, "the data token", "CKPT-CONF-033")
+
+
+@check("CKPT-CONF-039", "CKPT-ENV-013", profile="turn-recovery", features=COMMON, world=True)
+def a_probe_whose_handler_raised_is_internal(case: Case) -> None:
+    """A probe whose effect fails outside is refused with `internal`, and its session is uncertain."""
+    rollout = case.start_at(1)
+    case.world.fail("probe", rollout_id=rollout.rollout_id)
+    case.refused(probe(case, rollout, 1, "world"), "internal", "the handler raised", "CKPT-CONF-039")
+    if case.sessions is case.agent:
+        case.until_state(rollout, "restart", requirements=("CKPT-ENV-013",))
+
+
+@check("CKPT-FEED-002", "CKPT-REPEAT-014", profile="turn-recovery", features=COMMON, world=True)
+def a_lost_reply_of_an_effect_is_repeated(case: Case) -> None:
+    """C32: the reply of an effect is lost; sent again, it is answered as before and happened once."""
+    rollout = case.start_at(0)
+    with contextlib.suppress(Lost):
+        probe(case, rollout, 1, "world", fault=Fault.lost_reply())
+    case.accepted(probe(case, rollout, 1, "world"), "the same effect again", "CKPT-EFFECT-001")
+    case.equal(1, len(case.world.calls("probe", rollout_id=rollout.rollout_id)), "calls outside", "CKPT-EFFECT-001")
