@@ -41,3 +41,9 @@ def parse_retry_after(value: str | None) -> int | None:
     except ValueError:
         return None
     return max(0, round((when.timestamp() - time.time()) * 1000))
+
+
+def parse_version(value: str | None) -> int | None:
+    """The weights version in a header; None when it is missing or no number."""
+    text = "" if value is None else value.strip()
+    return int(text) if text.isascii() and text.isdigit() and int(text[:17]) < 2**53 and len(text) < 17 else None

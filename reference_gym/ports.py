@@ -43,11 +43,13 @@ class PolicyAnswer:
         status: HTTP status; None when the policy could not be reached or its reply broke off.
         retry_after_ms: what the policy asked to wait, in milliseconds.
         body: the reply.
+        version: the weights version that the reply carried in `Gym-Policy-Version`.
     """
 
     status: int | None
     retry_after_ms: int | None
     body: bytes
+    version: int | None = None
 
 
 class PolicyPort(Protocol):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import Field
 
-from reference_gym.agent.loop import GymAgent
+from reference_gym.agent.loop import GymAgent, Ways
 from reference_gym.agent.policy import PolicyClient
 from reference_gym.agent.unmanaged import UnmanagedResources, UnmanagedRollout
 from reference_gym.environments.base import Environment
@@ -65,7 +65,8 @@ def add_routes(
             raise InvalidRequest(f"there is no environment {message.environment}")
         start = _start(message)
         resources = UnmanagedResources(environments)
-        agent = GymAgent(environments, resources, policy, time.monotonic, headers=False)
+        ways = Ways(resources, policy, time.monotonic)
+        agent = GymAgent(environments, lambda: ways, headers=False)
         try:
             agent.check(start)
         except TaskRefused as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time budget of an episode: a stopwatch that stands still while others keep the rollout from going on.
 
-It stops while the rollout is parked, while the policy is unavailable and, because only the used time is saved, while
-the Gym is down.
+It stops while the policy is unavailable, while the gate is closed (its clock stands still then, see `opentime`), and,
+because only the used time is saved, while the Gym is down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class EpisodeBudget:
     Args:
         limit_ms: the budget in milliseconds; None has no end.
         used_ms: what earlier lives of the rollout have used.
-        clock: monotonic seconds.
+        clock: seconds that count.
     """
 
     def __init__(self, limit_ms: int | None, used_ms: int, clock: Callable[[], float]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference_gym.environments.base import ToolSpec, is_integer
+from reference_gym.participant import jsontext
 from reference_gym.ports import Api, Message
 
 MAX_COUNT = 2**53 - 1
@@ -97,13 +98,14 @@ def _items(message: Message) -> list[dict[str, Any]]:
     return items
 
 
-def parse_reply(api: Api, raw: bytes, turn: int) -> Reply:
+def parse_reply(api: Api, raw: bytes, turn: int, version: int | None) -> Reply:
     """The reply to a policy call.
 
     Args:
         api: the form that was asked for.
         raw: the body.
         turn: used to name calls that the policy left without an id.
+        version: the weights version that the reply carried.
 
     Raises:
         MalformedReply: it has another form.
@@ -116,7 +118,7 @@ def parse_reply(api: Api, raw: bytes, turn: int) -> Reply:
             message = body["choices"][0]["message"]
             text, calls = message.get("content"), message.get("tool_calls") or []
             calls = [(call.get("id"), call["function"]["name"], call["function"]["arguments"]) for call in calls]
-        return _reply(text, calls, body, turn)
+        return _reply(text, calls, body, turn, version)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MalformedReply(f"the policy's reply is not of the form {api}: {type(error).__name__}") from error
 
@@ -134,7 +136,9 @@ def _read_output(output: Sequence[Mapping[str, Any]]) -> tuple[str | None, list[
     return ("".join(texts) if texts else None), calls
 
 
-def _reply(text: object, calls: Sequence[tuple[Any, Any, Any]], body: Mapping[str, Any], turn: int) -> Reply:
+def _reply(
+    text: object, calls: Sequence[tuple[Any, Any, Any]], body: Mapping[str, Any], turn: int, version: int | None
+) -> Reply:
     if text is not None and not isinstance(text, str):
         raise MalformedReply("the content of the policy's reply is not text")
     message: Message = {"role": "assistant", "content": text}
@@ -144,17 +148,22 @@ def _reply(text: object, calls: Sequence[tuple[Any, Any, Any]], body: Mapping[st
             raise MalformedReply("a tool call's name or arguments are not text")
         call_id = given_id if isinstance(given_id, str) and given_id else f"call_{turn}_{ordinal}"
         tool_calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
-        parsed.append(ToolCall(call_id, name, parse_arguments(arguments)))
+        parsed.append(ToolCall(call_id, _sendable(name), parse_arguments(arguments)))
     if tool_calls:
         message["tool_calls"] = tool_calls
-    version, reference = body.get("policy_version"), body.get("data_ref")
+    reference = body.get("data_ref")
     return Reply(
         message=message,
         calls=tuple(parsed),
         usage=_usage(body.get("usage")),
-        version=version if is_integer(version, 0, MAX_COUNT) else None,
+        version=version,
         data_ref=reference if _is_data_ref(reference) else None,
     )
+
+
+def _sendable(name: str) -> str:
+    """A tool's name without what has no UTF-8 form; no tool has such a name."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def _is_data_ref(reference: object) -> bool:
@@ -164,15 +173,11 @@ def _is_data_ref(reference: object) -> bool:
 
 
 def parse_arguments(text: str) -> object:
-    """The arguments of a tool call; None when they are no JSON (NaN and infinity are none)."""
+    """The arguments of a tool call; None when they are no JSON (NaN, a lone surrogate, too deep nesting are none)."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        return jsontext.decode(text.encode("utf-8"))
+    except ValueError:
         return None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _usage(usage: object) -> dict[str, int]:

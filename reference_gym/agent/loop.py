@@ -16,8 +16,17 @@ from reference_gym.agent.conversation import Reply, tool_message
 from reference_gym.agent.policy import Conversation, PolicyClient
 from reference_gym.environments.base import Environment, TaskInvalid, VerificationFailed
 from reference_gym.errors import EpisodeOver, PeerRefused, PeerUnavailable, PolicyRefused, PolicyUnavailable
+from reference_gym.participant.errors import SessionLost, StaleAttempt
 from reference_gym.participant.rollout import Perform, Verification
-from reference_gym.participant.state import Policy, RolloutFailure, Start, Success, TaskRefused, Usage
+from reference_gym.participant.state import (
+    Policy,
+    RolloutFailure,
+    SessionUncertain,
+    Start,
+    Success,
+    TaskRefused,
+    Usage,
+)
 from reference_gym.ports import Message, ResourcesPort, SessionSpec, TurnId
 
 DEFAULT_MAX_TURNS = 1_000
@@ -44,7 +53,7 @@ class Drive(Protocol):
     state: Any
     turns_done: int
     effects: int
-    while_parked: Callable[[], AbstractContextManager[object]]
+    ended: bool
 
     def policy_call(self) -> AbstractContextManager[None]:
         """Mark the rollout as waiting for the policy."""
@@ -60,6 +69,10 @@ class Drive(Protocol):
 
     def verification(self) -> AbstractAsyncContextManager[Verification]:
         """Begin the verification."""
+        ...
+
+    async def finish(self, outcome: Success | RolloutFailure) -> None:
+        """End the attempt with a result, outside of a turn or a verification."""
         ...
 
 
@@ -87,30 +100,36 @@ class LoopState:
         return cls(tuple(saved["messages"]), int(saved["used_ms"]), saved["outcome"])
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How the agent reaches what is not its own.
+
+    Args:
+        resources: the sessions.
+        policy: the policy.
+        clock: seconds of the time budgets; they stand still while the gate is closed.
+    """
+
+    resources: ResourcesPort
+    policy: PolicyClient
+    clock: Callable[[], float]
+
+
 class GymAgent:
     """The agent of this Gym.
 
     Args:
         environments: by name; only what they say about themselves is used here, the sessions are behind `resources`.
-        resources: the way to the sessions.
-        policy: the way to the policy.
-        clock: monotonic seconds.
+        ways: how it reaches sessions and policy; called when a rollout begins to run, because a participant is made with
+            its agent and the ways are made with the participant.
         headers: whether calls carry the headers of the protocol (not in unmanaged rollouts).
     """
 
     def __init__(
-        self,
-        environments: Mapping[str, Environment],
-        resources: ResourcesPort,
-        policy: PolicyClient,
-        clock: Callable[[], float],
-        *,
-        headers: bool = True,
+        self, environments: Mapping[str, Environment], ways: Callable[[], Ways], *, headers: bool = True
     ) -> None:
         self._environments = environments
-        self._resources = resources
-        self._policy = policy
-        self._clock = clock
+        self._ways = ways
         self._headers = headers
 
     def check(self, start: Start) -> None:
@@ -122,24 +141,35 @@ class GymAgent:
 
     async def run(self, rollout: Drive) -> Success:
         """Run one attempt to its end; raises `RolloutFailure` and what the kit's turns raise."""
+        try:
+            success = await self._episode(rollout)
+        except RolloutFailure as failure:
+            if not rollout.ended:
+                await rollout.finish(failure)
+            await self._free(rollout)
+            raise
+        await self._free(rollout)
+        return success
+
+    async def _free(self, rollout: Drive) -> None:
+        """Free the session once the result is recorded; one that cannot be reached goes at its idle limit."""
+        with suppress(PeerUnavailable, PeerRefused, StaleAttempt, SessionLost, SessionUncertain):
+            await self._ways().resources.close(rollout.start.rollout_id, rollout.attempt)
+
+    async def _episode(self, rollout: Drive) -> Success:
         start = rollout.start
         saved = rollout.state
-        budget = EpisodeBudget(start.episode_ms, 0 if saved is None else int(saved["used_ms"]), self._clock)
-        rollout.while_parked = budget.stopped
+        budget = EpisodeBudget(start.episode_ms, 0 if saved is None else int(saved["used_ms"]), self._ways().clock)
         state = await self._begin(rollout) if saved is None else LoopState.of(saved)
         while state.outcome is None:
             state = await self._turn(rollout, state, budget)
-        success = await self._judge(rollout, state)
-        # The result is recorded; a session that cannot be freed now is freed when its rollout is released.
-        with suppress(PeerUnavailable, PeerRefused):
-            await self._resources.close(start.rollout_id, rollout.attempt)
-        return success
+        return await self._judge(rollout, state)
 
     async def _begin(self, rollout: Drive) -> LoopState:
         start = rollout.start
         spec = SessionSpec(start.environment, start.task, start.task_digest, start.seed)
         try:
-            messages = await self._resources.open(start.rollout_id, rollout.attempt, spec)
+            messages = await self._ways().resources.open(start.rollout_id, rollout.attempt, spec)
         except PeerUnavailable as error:
             raise RolloutFailure("session_lost", str(error), terminal=False, stage="session") from error
         except (PeerRefused, TaskInvalid) as error:
@@ -153,7 +183,7 @@ class GymAgent:
             messages = [*state.messages, reply.message]
             ended = None if reply.calls else "completed"
             for call in reply.calls:
-                answer = await turn.effect(call.name, call.args, self._resources.effect)
+                answer = await turn.effect(call.name, call.args, self._ways().resources.effect)
                 messages.append(tool_message(call.call_id, answer["text"]))
                 ended = answer["ended"] or ended
             if ended is None and rollout.turns_done + 1 >= (rollout.start.max_turns or DEFAULT_MAX_TURNS):
@@ -175,7 +205,7 @@ class GymAgent:
             raise RolloutFailure("episode_timeout", "the time budget ended", terminal=False, stage="policy")
         try:
             with rollout.policy_call():
-                return await self._policy.generate(lambda: rollout.policy, about, budget)
+                return await self._ways().policy.generate(lambda: rollout.policy, about, budget)
         except EpisodeOver as error:
             raise RolloutFailure("episode_timeout", str(error), terminal=False, stage="policy") from error
         except PolicyUnavailable as error:
@@ -187,7 +217,7 @@ class GymAgent:
         start = rollout.start
         async with rollout.verification() as verification:
             try:
-                verdict = await self._resources.verify(start.rollout_id, rollout.attempt, rollout.effects)
+                verdict = await self._ways().resources.verify(start.rollout_id, rollout.attempt, rollout.effects)
             except VerificationFailed as error:
                 raise RolloutFailure("verification_failed", str(error), terminal=False, stage="verification") from error
             except (PeerUnavailable, PeerRefused) as error:

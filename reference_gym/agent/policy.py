@@ -19,6 +19,7 @@ UNAVAILABLE = frozenset({None, 429, 502, 503, 504})
 REFUSED_AGAIN = frozenset({400, 413, 422})
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
+SHORTEST_WAIT_S = 0.05
 LOOK_S = 0.2
 """How often a waiting rollout looks whether it got another address."""
 
@@ -103,18 +104,24 @@ class PolicyClient:
         return True
 
     async def _within_budget(self, address: Policy, about: Conversation, budget: EpisodeBudget) -> PolicyAnswer:
+        """One call; the budget may stand still meanwhile, so its end is looked for instead of computed."""
         request = build_request(address.api, address.model, about.messages, about.tools, about.seed)
+        call = asyncio.ensure_future(self.port.call(address, request, about.turn))
         try:
-            async with asyncio.timeout(budget.left_s):
-                return await self.port.call(address, request, about.turn)
-        except TimeoutError:
-            raise EpisodeOver("the time budget ended during a policy call") from None
+            while not call.done():
+                left = budget.left_s
+                if left == 0:
+                    raise EpisodeOver("the time budget ended during a policy call")
+                await asyncio.wait([call], timeout=None if left is None else max(left, SHORTEST_WAIT_S))
+            return await call
+        finally:
+            call.cancel()
 
 
 def _read(address: Policy, answer: PolicyAnswer, turn: int) -> Reply:
     if answer.status != 200:
         raise PolicyRefused(f"the policy answered {answer.status}", terminal=answer.status in REFUSED_AGAIN)
     try:
-        return parse_reply(address.api, answer.body, turn)
+        return parse_reply(address.api, answer.body, turn, answer.version)
     except MalformedReply as error:
         raise PolicyRefused(str(error), terminal=False) from error

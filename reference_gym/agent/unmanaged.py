@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from reference_gym.environments.base import EffectContext, Environment, Session, Verdict
 from reference_gym.participant.rollout import Perform, Verification
-from reference_gym.participant.state import EffectCall, Policy, Start, Usage
+from reference_gym.participant.state import EffectCall, Policy, RolloutFailure, Start, Success, Usage
 from reference_gym.ports import Message, SessionSpec
 from spec import wire
 
@@ -58,7 +58,7 @@ class UnmanagedRollout:
         self.state: Any = None
         self.turns_done = 0
         self.effects = 0
-        self.while_parked: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.ended = False
         self.policy_versions: list[int] = []
         self.usage: dict[str, int] = {}
 
@@ -85,6 +85,11 @@ class UnmanagedRollout:
     async def verification(self) -> AsyncIterator[Verification]:
         """The verification; nothing is waited for."""
         yield Verification()
+
+    async def finish(self, outcome: Success | RolloutFailure) -> None:
+        """Nothing to record: the caller of the route gets the outcome."""
+        del outcome
+        self.ended = True
 
 
 class UnmanagedTurn:

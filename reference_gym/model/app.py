@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from reference_gym.errors import PeerRefused, PeerUnavailable
 from reference_gym.participant import serve_aiohttp
+from reference_gym.participant.errors import InvalidRequest
 from reference_gym.participant.service import Participant
 from reference_gym.participant.state import Policy
 from reference_gym.peers import Peer
@@ -29,10 +31,10 @@ class PolicyMessage(PrivateMessage):
 
 
 class CallMessage(PrivateMessage):
-    """One policy call."""
+    """One policy call; the request travels as JSON text, so that what the policy once said arrives exactly."""
 
     policy: PolicyMessage
-    request: dict[str, Any]
+    request: str
 
 
 def add_routes(app: web.Application, participant: Participant, policy: PolicyPort) -> None:
@@ -47,10 +49,15 @@ def add_routes(app: web.Application, participant: Participant, policy: PolicyPor
     async def call(request: web.Request, body: Any) -> Any:
         message = read(CallMessage, body)
         address = Policy(message.policy.base_url, message.policy.model, message.policy.api)
-        answer = await policy.call(address, message.request, turn_of(request))
+        try:
+            form = json.loads(message.request)
+        except ValueError as error:
+            raise InvalidRequest("request is not JSON text") from error
+        answer = await policy.call(address, form, turn_of(request))
         return {
             "status": answer.status,
             "retry_after_ms": answer.retry_after_ms,
+            "version": answer.version,
             "body": base64.b64encode(answer.body).decode("ascii"),
         }
 
@@ -71,7 +78,10 @@ class RemotePolicy:
         """Make one call; a model server that cannot be reached counts as a policy that cannot."""
         policy = {"base_url": address.base_url, "model": address.model, "api": address.api}
         try:
-            reply = await self._peer.call(PATH, {"policy": policy, "request": dict(request)}, turn)
-        except (PeerUnavailable, PeerRefused):
+            reply = await self._peer.call(PATH, {"policy": policy, "request": json.dumps(request)}, turn)
+        except PeerUnavailable:
             return PolicyAnswer(None, None, b"")
-        return PolicyAnswer(reply["status"], reply["retry_after_ms"], base64.b64decode(reply["body"]))
+        except PeerRefused:
+            return PolicyAnswer(500, None, b"")
+        body = base64.b64decode(reply["body"])
+        return PolicyAnswer(reply["status"], reply["retry_after_ms"], body, reply["version"])

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from reference_gym.agent.conversation import MalformedReply, parse_reply
-from reference_gym.http import parse_retry_after, read_bounded
+from reference_gym.http import parse_retry_after, parse_version, read_bounded
 from reference_gym.model.ledger import Ledger, Row
 from reference_gym.participant.state import Policy
 from reference_gym.ports import Api, PolicyAnswer, TurnId
@@ -48,7 +48,9 @@ class PolicyProxy:
         try:
             async with self._http.post(url, json=dict(request), headers=headers, allow_redirects=False) as reply:
                 body = await read_bounded(reply.content, MAX_REPLY_BYTES)
-                return PolicyAnswer(reply.status, parse_retry_after(reply.headers.get("Retry-After")), body)
+                retry_after_ms = parse_retry_after(reply.headers.get("Retry-After"))
+                version = parse_version(reply.headers.get(wire.HEADER_POLICY_VERSION))
+                return PolicyAnswer(reply.status, retry_after_ms, body, version)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return PolicyAnswer(None, None, b"")
         except ValueError:
@@ -63,7 +65,7 @@ class PolicyProxy:
 
 
 Observe = Callable[[str, int], None]
-"""Tells the participant of a call by (rollout, attempt): fences lower attempts, raises `StaleAttempt` for a fenced one."""
+"""Tells the participant of a call by (rollout, attempt): fences lower ones, raises `StaleAttempt` for a fenced one."""
 
 
 class RecordingPolicy:
@@ -88,15 +90,14 @@ class RecordingPolicy:
         answer = await self._proxy.call(address, request, turn)
         self._observe(turn.rollout_id, turn.attempt)
         if answer.status == 200:
-            self._ledger.add(turn, _describe(address, answer.body, turn.turn))
+            self._ledger.add(turn, _describe(address, answer, turn.turn))
         return answer
 
 
-def _describe(address: Policy, body: bytes, turn: int) -> Row:
+def _describe(address: Policy, answer: PolicyAnswer, turn: int) -> Row:
     try:
-        reply = parse_reply(address.api, body, turn)
-        usage, version = reply.usage, reply.version
+        usage = parse_reply(address.api, answer.body, turn, answer.version).usage
     except MalformedReply:
         # The call is completed and paid for, whatever it brought.
-        usage, version = {}, None
-    return Row(turn, wire.bytes_digest(body), len(body), usage, version)
+        usage = {}
+    return Row(turn, wire.bytes_digest(answer.body), len(answer.body), usage, answer.version)

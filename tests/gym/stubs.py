@@ -22,7 +22,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a stated condition, looking often and giving up with its name."""
     try:
         async with asyncio.timeout(BOUND_S):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - the condition may be anything
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"never happened: {what}") from None
@@ -32,7 +32,7 @@ async def until_async(condition: Callable[[], Awaitable[bool]], what: str) -> No
     """The same for a condition that has to ask somebody."""
     try:
         async with asyncio.timeout(BOUND_S):
-            while not await condition():
+            while not await condition():  # noqa: ASYNC110 - the condition may be anything
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"never happened: {what}") from None
@@ -79,8 +79,9 @@ class Asked:
 class PolicyStub(Served):
     """Answers by the number of turns that the conversation already holds.
 
-    `script[k]` is the reply of turn k + 1: tool calls, or a text that ends the rollout; after its end a text. `refuse` is
-    a queue of (status, headers) for the next calls; `hold` holds calls of a (rollout, turn) until `release`.
+    `script[k]` is the reply of turn k + 1: tool calls, or a text that ends the rollout; after its end a
+    text. `refuse` is a queue of (status, headers) for the next calls; `hold` holds the calls of a (rollout, turn) until
+    `release`.
     """
 
     def __init__(self, script: Script) -> None:
@@ -90,6 +91,7 @@ class PolicyStub(Served):
         self.completed: list[tuple[str | None, str | None]] = []
         self.refuse: list[tuple[int, dict[str, str]]] = []
         self.extra: dict[str, Any] = {}
+        self.headers: dict[str, str] = {}
         self._held: dict[tuple[str, int], asyncio.Event] = {}
         self.app.router.add_post("/v1/chat/completions", self._chat)
         self.app.router.add_post("/v1/responses", self._responses)
@@ -150,7 +152,8 @@ class PolicyStub(Served):
                 for n, (name, args) in enumerate(reply)
             ]
         return web.json_response(
-            {"choices": [{"index": 0, "message": message}], "usage": {"total_tokens": 3}} | self.extra
+            {"choices": [{"index": 0, "message": message}], "usage": {"total_tokens": 3}} | self.extra,
+            headers=self.headers,
         )
 
     async def _responses(self, request: web.Request) -> web.Response:
@@ -173,7 +176,7 @@ class PolicyStub(Served):
                 {"type": "function_call", "call_id": f"c{done}_{n}", "name": name, "arguments": json.dumps(args)}
                 for n, (name, args) in enumerate(reply)
             ]
-        return web.json_response({"output": output, "usage": {"input_tokens": 2}} | self.extra)
+        return web.json_response({"output": output, "usage": {"input_tokens": 2}} | self.extra, headers=self.headers)
 
 
 class WorldStub(Served):

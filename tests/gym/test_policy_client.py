@@ -51,9 +51,10 @@ def policy_of(stub: PolicyStub, api: Any = "chat_completions") -> Policy:
 
 @pytest.mark.parametrize("api", ["chat_completions", "responses"])
 async def test_both_forms_bring_the_same_reply(api: Any, proxy: PolicyProxy) -> None:
-    """A call carries the headers of its turn, the token, the seed and the tools; its reply reads alike in both forms."""
+    """A call carries its turn, the token, the seed and the tools; its reply reads alike in both forms."""
     async with PolicyStub([[("add", {"n": 1}), ("refuse", {})]]) as stub:
-        stub.extra = {"policy_version": 7, "data_ref": {"key": "p7_g2-a1/4"}}
+        stub.extra = {"data_ref": {"key": "p7_g2-a1/4"}}
+        stub.headers = {"Gym-Policy-Version": "7"}
         reply = await client_of(proxy).generate(lambda: policy_of(stub, api), ABOUT, budget_of())
         (asked,) = stub.asked
     assert ("p7_g2", "1", "4") == (asked.rollout_id, asked.attempt, asked.turn)
@@ -141,10 +142,10 @@ async def test_a_budget_that_ends_during_a_call_ends_the_call(proxy: PolicyProxy
 def test_malformed_replies_are_told_apart(raw: bytes) -> None:
     """A reply of another form is an error of its own, however deep it nests."""
     with pytest.raises(MalformedReply):
-        parse_reply("chat_completions", raw, 1)
+        parse_reply("chat_completions", raw, 1, None)
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN", '{"n": Infinity}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "NaN", '{"n": Infinity}', '{"n": "\\ud800"}', '"\ud800"', "[" * 100_000])
 def test_arguments_that_are_no_json_are_none(text: str) -> None:
     """Unreadable arguments become an effect that is answered with an error, not a crash."""
     assert parse_arguments(text) is None
@@ -174,7 +175,7 @@ def test_calls_without_an_id_get_one_that_every_run_repeats() -> None:
     """An id that the policy left out does not depend on time or process."""
     message = {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
     raw = json.dumps({"choices": [{"message": message}]}).encode()
-    assert "call_3_1" == parse_reply("chat_completions", raw, 3).calls[0].call_id
+    assert "call_3_1" == parse_reply("chat_completions", raw, 3, None).calls[0].call_id
 
 
 @pytest.mark.parametrize(

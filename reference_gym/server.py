@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts one process together: a participant with its agent, sessions and ledger, or with one of them, and its web server.
+
+One process is one participant that owns all three; its agent reaches sessions and policy in memory. With a role it is one
+of three, and the agent reaches the other two over HTTP. Agent, sessions and ledger are the same code in both forms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from reference_gym import announce
+from reference_gym.agent import app as agent_app
+from reference_gym.agent.loop import GymAgent, Ways
+from reference_gym.agent.opentime import OpenTime
+from reference_gym.agent.policy import PolicyClient
+from reference_gym.announce import Listening
+from reference_gym.environments import Environment, build
+from reference_gym.errors import SettingsError
+from reference_gym.model import app as model_app
+from reference_gym.model.app import RemotePolicy
+from reference_gym.model.ledger import Ledger
+from reference_gym.model.proxy import PolicyProxy, RecordingPolicy
+from reference_gym.participant import config as kit
+from reference_gym.participant import serve_aiohttp
+from reference_gym.participant.service import Participant
+from reference_gym.participant.sessions import Sessions
+from reference_gym.peers import Peer
+from reference_gym.ports import PolicyPort, ResourcesPort
+from reference_gym.resources import app as resources_app
+from reference_gym.resources.handle import SessionFactory, SessionHandle
+from reference_gym.resources.ports import LocalResources, RemoteResources
+from reference_gym.settings import LoadedSettings
+
+STAGES: Mapping[str, int] = {"all": 10, "agent": 10, "model": 20, "resources": 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """One process, put together and not yet listening.
+
+    Args:
+        participant: what the protocol is spoken to.
+        app: its web application.
+        closers: what is closed at the end.
+        open_time: what has to follow the gate while the process lives.
+    """
+
+    participant: Participant
+    app: web.Application
+    closers: tuple[Callable[[], Awaitable[None]], ...]
+    open_time: OpenTime
+
+
+class Assembly:
+    """Builds one process.
+
+    Args:
+        loaded: the settings.
+        role: `all`, or the one of three.
+    """
+
+    def __init__(self, loaded: LoadedSettings, role: str) -> None:
+        settings = loaded.settings
+        self._loaded = loaded
+        self._role = role
+        self._environments = build(
+            settings.environments, conformance=settings.conformance is not None, world_url=loaded.world_url
+        )
+        self._closers: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self._environments.values()]
+        self._ways: Ways | None = None
+
+    def assemble(self) -> Assembled:
+        """Build it; raises `SettingsError`."""
+        loaded, role = self._loaded, self._role
+        agent = GymAgent(self._environments, self._connected) if role in ("all", "agent") else None
+        participant = Participant(participant_config(loaded, role, self._environments), agent=agent)
+        app = serve_aiohttp.create_app(participant, control_token=loaded.control_token, data_token=loaded.data_token)
+        open_time = OpenTime(participant.gate, time.monotonic)
+        resources = self._resources(participant, app, open_time)
+        policy = self._policy(participant, app)
+        if agent is not None:
+            assert resources is not None
+            assert policy is not None
+            client = PolicyClient(policy, loaded.settings.limits.policy_retry_ms, time.monotonic)
+            self._ways = Ways(resources, client, open_time.now)
+            agent_app.add_routes(app, participant, self._environments, client)
+        return Assembled(participant, app, tuple(self._closers), open_time)
+
+    def _connected(self) -> Ways:
+        assert self._ways is not None, "no rollout runs before everything is connected"
+        return self._ways
+
+    def _resources(self, participant: Participant, app: web.Application, open_time: OpenTime) -> ResourcesPort | None:
+        """The sessions of this process, or the way to them; None where nobody asks for either."""
+        if self._role == "model":
+            return None
+        if self._role == "agent":
+            return RemoteResources(self._peer("resources", self._loaded.settings.timeouts.peer_retry_ms))
+        factory = SessionFactory(self._environments)
+        sessions: Sessions[SessionHandle] = Sessions(participant, load=factory.load)
+        local = LocalResources(sessions, factory)
+        if self._role == "resources":
+            resources_app.add_routes(app, participant, local)
+        return local
+
+    def _policy(self, participant: Participant, app: web.Application) -> PolicyPort | None:
+        """The policy, with the ledger of this process or through that of the model server."""
+        if self._role == "resources":
+            return None
+        if self._role == "agent":
+            return RemotePolicy(self._peer("model", 0))
+        proxy = PolicyProxy(self._loaded.policy_token, self._loaded.settings.timeouts.policy_call_ms / 1000)
+        self._closers.append(proxy.aclose)
+        ledger = Ledger(participant.changed)
+        participant.add(ledger)
+        recording = RecordingPolicy(proxy, ledger, participant.observe)
+        if self._role == "model":
+            model_app.add_routes(app, participant, recording)
+        return recording
+
+    def _peer(self, role: str, retry_ms: int) -> Peer:
+        url = getattr(self._loaded.settings.peers, role)
+        if url is None:
+            raise SettingsError(f"peers.{role} is missing: an agent by itself has to know where the others are")
+        limit = self._loaded.settings.limits.max_record_bytes
+        peer = Peer(url, self._loaded.data_token, retry_ms, limit)
+        self._closers.append(peer.aclose)
+        return peer
+
+
+def participant_config(
+    loaded: LoadedSettings, role: str, environments: Mapping[str, Environment]
+) -> kit.ParticipantConfig:
+    """What the participant of one process is told; makes the directories that it needs."""
+    settings = loaded.settings
+    name = settings.name if role == "all" else role
+    roots = [loaded.path(root) for root in settings.storage_roots]
+    staging = loaded.path(settings.data_dir) / name / "artifacts"
+    for directory in (*roots, staging):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    peers = []
+    if role == "agent" and settings.peers.model is not None and settings.peers.resources is not None:
+        peers = [kit.Peer("model", settings.peers.model), kit.Peer("resources", settings.peers.resources)]
+    shown = [] if role == "model" else list(environments.values())
+    return kit.ParticipantConfig(
+        name=name,
+        role="agent" if role == "all" else role,
+        stage=STAGES[role],
+        environments=[
+            kit.EnvironmentInfo(each.name, each.continuation, each.verify_mode, each.state_version) for each in shown
+        ],
+        agents=[kit.AgentInfo("tools", "export_restore")] if role in ("all", "agent") else [],
+        storage_roots=roots,
+        staging=staging,
+        participants=peers,
+        features=["conformance"] if settings.conformance is not None and role != "model" else [],
+        limits=kit.Limits(**settings.limits.model_dump()),
+    )
+
+
+async def serve(loaded: LoadedSettings, role: str, file: Path | None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code.
+
+    Args:
+        loaded: the settings.
+        role: `all`, or the one of three.
+        file: where to announce, or None.
+
+    Raises:
+        SettingsError: the address cannot be listened at, or a peer is missing.
+    """
+    settings = loaded.settings
+    assembled = Assembly(loaded, role).assemble()
+    port = getattr(settings.ports, "agent" if role == "all" else role)
+    follower = asyncio.create_task(assembled.open_time.follow())
+    try:
+        await serve_aiohttp.run(
+            assembled.app,
+            assembled.participant,
+            host=settings.host,
+            port=port,
+            started=lambda url: announce.announce(
+                [Listening(assembled.participant.config.name, assembled.participant.config.role, url, os.getpid())],
+                file,
+            ),
+        )
+    except OSError as error:
+        raise SettingsError(f"cannot listen at {settings.host}:{port}: {error.strerror}") from error
+    finally:
+        follower.cancel()
+        await asyncio.gather(*(close() for close in assembled.closers))
+    return 0

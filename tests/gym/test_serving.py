@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, the processes behind it, the older route, and what outsiders may see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from spec import wire
+from tests.gym.running import (
+    CONTROL_TOKEN,
+    DATA_TOKEN,
+    FORMS,
+    POLICY_TOKEN,
+    Refused,
+    RunningGym,
+    alive,
+    gym_at,
+    task_of,
+)
+from tests.gym.stubs import BOUND_S, PolicyStub, WorldStub, until, until_async
+
+PROBE = {"rollout_id": "r", "attempt": 0, "turn": 1, "request_id": "r/1/1", "effects_done": None}
+
+
+async def test_an_announcement_names_who_listens(tmp_path: Path) -> None:
+    """The file is there as soon as the line is, and both say the same."""
+    async with gym_at(tmp_path, "three") as gym:
+        assert gym.announced == json.loads(gym.announce_file.read_text())
+        assert ["agent", "model", "resources"] == [each["name"] for each in gym.announced["participants"]]
+        assert 4 == len(gym.pids)
+        capabilities = await gym.raw("agent", "GET", "/capabilities")
+        assert {"model", "resources"} == {each["name"] for each in capabilities["participants"]}
+        assert ["rollouts"] == capabilities["owns"]
+        stages = [(await gym.raw(role, "GET", "/capabilities"))["stage"] for role in gym.roles]
+        assert [10, 20, 30] == stages
+
+
+async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    """SIGKILL of the command alone takes its three children along."""
+    async with gym_at(tmp_path, "three") as gym:
+        os.kill(gym.announced["pid"], signal.SIGKILL)
+        await until(lambda: not any(alive(pid) for pid in gym.pids), "the children are gone")
+
+
+async def test_a_crashed_child_comes_back_at_its_address(tmp_path: Path) -> None:
+    """A participant that was killed is started again, listens at the same port, and is announced with its new pid."""
+    async with gym_at(tmp_path, "three") as gym:
+        (victim,) = [each for each in gym.announced["participants"] if each["role"] == "model"]
+        os.kill(victim["pid"], signal.SIGKILL)
+
+        async def back() -> bool:
+            try:
+                await gym.raw("model", "GET", "/capabilities")
+            except (aiohttp.ClientError, Refused):
+                return False
+            return str(victim["pid"]) not in gym.announce_file.read_text()
+
+        await until_async(back, "the model server is back")
+
+
+@pytest.mark.parametrize("processes", FORMS)
+async def test_sigterm_with_an_open_long_poll_ends_with_0(processes: str, tmp_path: Path) -> None:
+    """C70: a long-poll is under way, a checkpoint is not; the Gym stops within its grace with exit code 0."""
+    async with gym_at(tmp_path, processes) as gym:
+        poll = asyncio.create_task(gym.results(wait_ms=30_000))
+        await until_async(lambda: serves(gym), "it serves")
+        assert 0 == await gym.term()
+        assert not any(alive(pid) for pid in gym.pids)
+        await asyncio.gather(poll, return_exceptions=True)
+
+
+async def serves(gym: RunningGym) -> bool:
+    """Whether the Gym answers."""
+    return bool((await gym.raw("agent", "GET", "/checkpoint"))["phase"] == "idle")
+
+
+@pytest.mark.parametrize("processes", FORMS)
+async def test_the_older_route_says_nothing_about_the_protocol(processes: str, tmp_path: Path) -> None:
+    """N14: an unmanaged rollout is counted and no more; its policy calls carry no header of the protocol."""
+    async with PolicyStub([[("add", {"n": 5}), ("add", {"n": -3})], "done"]) as policy:
+        async with gym_at(tmp_path, processes) as gym:
+            run = {"environment": "conformance", "task": task_of(), "seed": 9, "policy": policy.address}
+            content = await gym.data("agent", "/run", run)
+            status = await gym.raw("agent", "GET", "/checkpoint")
+    assert 2 == content["body"]["turns"]
+    assert 75516 == content["body"]["final"]["counter"]
+    assert 0 == status["counts"]["admitted"]
+    assert [] == [name for asked in policy.asked for name in asked.headers if name.lower().startswith("gym-")]
+    assert {9} == {asked.body["seed"] for asked in policy.asked}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"environment": "chess"}, "invalid_request"),
+        ({"task": {}}, "invalid_request"),
+        ({"seed": "1"}, "invalid_request"),
+        ({"more": 1}, "invalid_request"),
+    ],
+)
+async def test_the_older_route_refuses_what_it_cannot_run(
+    change: dict[str, object], code: str, plain_gym: RunningGym
+) -> None:
+    """Mistakes are answered with a problem document."""
+    policy = {"base_url": "http://127.0.0.1:9", "model": "m", "api": "responses"}
+    run: dict[str, object] = {"environment": "conformance", "task": task_of(), "policy": policy}
+    with pytest.raises(Refused) as raised:
+        await plain_gym.data("agent", "/run", run | change)
+    assert code == raised.value.code
+
+
+@pytest.mark.parametrize("path", ["/run", wire.PROBE_PATH])
+@pytest.mark.parametrize("token", [None, "wrong", CONTROL_TOKEN])
+async def test_the_data_plane_takes_its_own_token_only(path: str, token: str | None, plain_gym: RunningGym) -> None:
+    """CKPT-CONF-033: no token, a wrong one and that of the control plane are unauthorized."""
+    with pytest.raises(Refused) as raised:
+        await plain_gym.data(
+            "agent", path, {}, {"Authorization": f"Bearer {token}"} if token else {"Authorization": ""}
+        )
+    assert (401, "unauthorized") == (raised.value.status, raised.value.code)
+
+
+@pytest.mark.parametrize("processes", FORMS)
+async def test_a_probe_is_an_effect_on_the_live_session(processes: str, tmp_path: Path) -> None:
+    """CKPT-CONF-032 … 040: executed, repeated, refused like any effect, and unseen by the agent's own count."""
+    async with PolicyStub([[("add", {"n": 0})], "done"]) as policy, WorldStub() as world:
+        world.status = 500
+        async with gym_at(tmp_path, processes, world_url=world.url) as gym:
+            policy.hold("r", 1)
+            await gym.begin_rollout("r", task_of(world.url), policy.address)
+            await until(lambda: ["1"] == policy.turns_of("r"), "turn 1 is asked")
+            add = PROBE | {"tool": "add", "args": {"n": 5}}
+            first = await gym.data("resources", wire.PROBE_PATH, add)
+            assert {"observation": '{"counter":15653,"draw":15648,"effects":1}'} == first
+            assert first == await gym.data("resources", wire.PROBE_PATH, add)
+            assert 0 == (await gym.rollouts())["r"]["turns_done"]
+            for change, code in (
+                ({"request_id": "r/1/2", "effects_done": 7}, "session_lost"),
+                ({"rollout_id": "nobody", "request_id": "nobody/1/1"}, "session_lost"),
+                ({"request_id": "r/1/3", "tool": "world", "args": {"tag": "x"}}, "internal"),
+            ):
+                with pytest.raises(Refused) as raised:
+                    await gym.data("resources", wire.PROBE_PATH, add | change)
+                assert code == raised.value.code
+            policy.release("r", 1)
+
+
+async def test_a_gym_without_conformance_has_no_probe(tmp_path: Path) -> None:
+    """CKPT-CONF-002, CKPT-CONF-003, CKPT-CONF-041: neither feature nor environment nor probe."""
+    gym = RunningGym(tmp_path, "one")
+    config = gym.write_config()
+    text = config.read_text().replace("conformance:\n  world_url: null\n", "")
+    gym.write_config = lambda: config.write_text(text) and config  # type: ignore[method-assign] # one file for one test
+    try:
+        await gym.start()
+        await gym.adopt()
+        assert "conformance" not in (await gym.raw("agent", "GET", "/capabilities"))["features"]
+        policy = {"base_url": "http://127.0.0.1:9", "model": "m", "api": "responses"}
+        assert "unknown_environment" == await gym.begin_rollout("r", task_of(), policy)
+        with pytest.raises(Refused):
+            await gym.data("agent", wire.PROBE_PATH, PROBE | {"tool": "refuse", "args": {}})
+    finally:
+        await gym.close()
+
+
+@pytest.mark.parametrize("processes", FORMS)
+async def test_no_secret_leaves_the_process(processes: str, tmp_path: Path) -> None:
+    """C75: a whole run with a failing handler, a refused call and a snapshot; no file and no reply holds a token."""
+    async with PolicyStub([[("add", {"n": 1})], [("world", {"tag": "x"})]]) as policy, WorldStub() as world:
+        world.status = 500
+        async with gym_at(tmp_path, processes, world_url=world.url) as gym:
+            await gym.begin_rollout("r", task_of(world.url), policy.address)
+            await until(lambda: world.count["x"] == 1, "the effect has failed")
+            await gym.snapshot()
+            with pytest.raises(Refused) as raised:
+                await gym.raw("agent", "GET", "/checkpoint", headers={"Authorization": f"Bearer {DATA_TOKEN}x"})
+            await gym.term()
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    secrets = (CONTROL_TOKEN, DATA_TOKEN, POLICY_TOKEN)
+    leaks = [path for path in written if any(secret.encode() in path.read_bytes() for secret in secrets)]
+    assert [] == leaks
+    assert not any(secret in str(raised.value) for secret in secrets)
+    snapshot = [path for path in written if "snapshots" in path.parts]
+    assert snapshot
+    assert {0o600} == {stat.S_IMODE(path.stat().st_mode) for path in snapshot}
+
+
+async def test_without_tokens_it_does_not_serve(tmp_path: Path) -> None:
+    """No token: exit code 2 and a sentence for the operator."""
+    config = RunningGym(tmp_path, "one").write_config()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "reference_gym.cli",
+        "serve",
+        "--config",
+        str(config),
+        stderr=asyncio.subprocess.PIPE,
+        env={key: value for key, value in os.environ.items() if not key.startswith("GYM_")},
+    )
+    async with asyncio.timeout(BOUND_S):
+        _, err = await process.communicate()
+    assert 2 == process.returncode
+    assert b"--insecure-no-auth" in err
+
+
+@pytest.fixture
+async def plain_gym(tmp_path: Path) -> AsyncIterator[RunningGym]:
+    """A Gym in one process."""
+    async with gym_at(tmp_path, "one") as gym:
+        yield gym
