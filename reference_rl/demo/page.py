@@ -23,11 +23,17 @@ SAYS = {
     3: "The snapshot also holds the Gym's state, of the same cut. A rollout continues after its last finished turn.",
 }
 CAPABILITIES = (
-    ("RL can pause, save and resume every Gym server", "–", "discovery only", "built", "every snapshot"),
-    ("Fixed rollout ID and attempt number", "random", "random", "yes", "matched on restart"),
-    ("A finished result gets a receipt, then an ACK", "–", "–", "yes", "yes"),
-    ("The snapshot also holds the Gym's state", "–", "–", "–", "yes"),
-    ("A restart continues from", "turn 1", "turn 1", "turn 1", "the last finished turn"),
+    (
+        "RL can pause, save and resume every Gym server",
+        "–",
+        "built; discovery at setup",
+        "built",
+        "used by every snapshot",
+    ),
+    ("Fixed rollout ID and attempt number", "random ID per run", "random ID per run", "yes", "matched on restart"),
+    ("A finished result gets a receipt, then an ACK", "–", "–", "yes, saved as “ACK owed”", "yes"),
+    ("The snapshot also holds the Gym's state", "RL state only", "RL state only", "RL state only", "yes"),
+    ("A restart continues from", "turn 1", "turn 1", "turn 1", "the turn after the last finished one"),
 )
 
 
