@@ -109,16 +109,16 @@ class Capabilities(Response):
 
     name: Name
     role: Name
-    owns: Annotated[Items[Owned], known_only(Owned), Field(min_length=1, max_length=3), UNIQUE]
+    owns: Annotated[Items[Owned], Field(min_length=1, max_length=3), known_only(Owned), UNIQUE]
     incarnation: LongName
     implementation: Implementation
     protocol_versions: Annotated[Items[ProtocolVersion], Field(min_length=1, max_length=16), UNIQUE]
-    profiles: Annotated[Items[Profile], known_only(Profile), Field(max_length=16), UNIQUE]
+    profiles: Annotated[Items[Profile], Field(max_length=16), known_only(Profile), UNIQUE]
     features: Annotated[Items[Kind], Field(max_length=64), UNIQUE]
     state_schema: ReadableStateSchema
     agents: Annotated[Items[Agent], Field(max_length=1000)]
     environments: Annotated[Items[Environment], Field(max_length=MAX_ITEMS)]
-    storage: Annotated[Items[Scheme], known_only(Scheme), Field(max_length=2), UNIQUE]
+    storage: Annotated[Items[Scheme], Field(max_length=2), known_only(Scheme), UNIQUE]
     stage: Annotated[int, Field(ge=0, le=1000)]
     workers: Workers
     participants: Absent[Annotated[Items[ParticipantAddress], Field(max_length=1000)]] = None

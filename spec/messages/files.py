@@ -49,10 +49,9 @@ from spec.messages._shared import (
 
 _BodyOutcome = Literal["completed", "truncated"]
 BodyOutcome = Annotated[_BodyOutcome, fallback("completed", _BodyOutcome)]
-_IndexState = Literal["turn", "finished", "restart"]
-IndexState = Annotated[_IndexState, fallback("restart", _IndexState)]
+IndexState = Literal["turn", "finished", "restart"]
 DataRefs = Annotated[Items[DataRef], Field(max_length=100_000)]
-Owns = Annotated[Items[Owned], known_only(Owned), Field(min_length=1, max_length=3), UNIQUE]
+Owns = Annotated[Items[Owned], Field(min_length=1, max_length=3), known_only(Owned), UNIQUE]
 
 
 class ResultBody(Response):
