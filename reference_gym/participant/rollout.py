@@ -47,6 +47,10 @@ class Host(Protocol):
     @property
     def gate(self) -> Gate: ...
 
+    def now(self) -> float:
+        """Return the participant's monotonic time in seconds."""
+        ...
+
     def boundary(self, rollout: Rollout) -> None:
         """Record the present state as the rollout's last boundary."""
         ...
@@ -75,6 +79,7 @@ class Rollout:
     """
 
     def __init__(self, start: Start, host: Host, *, attempt: int | None = None, policy: Policy | None = None) -> None:
+        self._host = host
         self.start = start
         self.attempt = start.attempt if attempt is None else attempt
         self.policy = policy or start.policy
@@ -84,17 +89,28 @@ class Rollout:
         self.policy_versions: list[int] = []
         self.data_refs: list[Json] = []
         self.usage: dict[str, int] = {}
-        self.activity: Activity = "running"
+        self.since = host.now()
+        self._activity: Activity = "running"
         self.open_turn: int | None = None
         self.ended = False
         self.while_parked: Callable[[], AbstractContextManager[object]] = nullcontext
-        self._host = host
         self._noted: Usage | None = None
 
     @property
     def rollout_id(self) -> str:
         """The id, the same for every attempt."""
         return self.start.rollout_id
+
+    @property
+    def activity(self) -> Activity:
+        """What it is doing; ``since`` is when that began, in monotonic seconds."""
+        return self._activity
+
+    @activity.setter
+    def activity(self, activity: Activity) -> None:
+        if activity != self._activity:
+            self._activity = activity
+            self.since = self._host.now()
 
     @property
     def key(self) -> str:

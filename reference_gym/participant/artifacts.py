@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The participant's directory in a snapshot: writing a cut.
+
+Order: payload files and the index, each synced; the directory, synced; ``manifest.json`` in one atomic step; the directory,
+synced. The number of syncs does not depend on the number of rollouts. ``reading`` is the counterpart.
+
+Every payload line is ``{"crc32":"xxxxxxxx","record":…}``, so that a reader can name the damaged record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from reference_gym.participant.config import ParticipantConfig
+from reference_gym.participant.errors import ForbiddenTarget, TargetExists
+from reference_gym.participant.jsontext import encode
+from reference_gym.participant.records import Cut, Record
+from reference_gym.participant.result import Finished
+from spec import wire
+
+MANIFEST = "manifest.json"
+INDEX = "rollouts.jsonl"
+STATE = "state.jsonl"
+RESULTS = "results.jsonl"
+TOMBSTONES = "tombstones.jsonl"
+FILES = (STATE, RESULTS, TOMBSTONES, INDEX)
+_FRAME = b'{"crc32":"%08x","record":'
+FRAME_BYTES = len(_FRAME % 0)
+
+
+class Durable(Protocol):
+    """The durable file steps; the module ``spec.durable`` is one, tests count or break them."""
+
+    def write_file(self, path: Path, data: bytes | Iterable[bytes]) -> int: ...
+
+    def sync_dir(self, path: Path) -> None: ...
+
+    def publish_file(self, path: Path, data: bytes) -> None: ...
+
+
+class WriteStopped(Exception):
+    """The writer was told to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A durable cut: what the commit's reply and ``last`` say about it."""
+
+    manifest: dict[str, Any]
+    index: dict[str, Any]
+    files: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Target:
+    """Where one commit writes: a resolved directory, and the names that this commit has written there."""
+
+    directory: Path
+    own: set[str] = field(default_factory=set)
+
+
+def confine(path: str, roots: Iterable[Path]) -> Path:
+    """Return the directory that a path names, links followed.
+
+    Args:
+        path: an absolute path, as the controller sent it.
+        roots: the configured roots.
+
+    Raises:
+        ForbiddenTarget: it is no existing directory inside a root (CKPT-ERR-029).
+    """
+    refused = ForbiddenTarget("the path does not resolve to an existing directory inside a configured root")
+    given = Path(path)
+    if not given.is_absolute() or ".." in given.parts or "\0" in path:
+        raise refused
+    try:
+        resolved = given.resolve(strict=True)
+        inside = any(resolved.is_relative_to(root.resolve()) for root in roots)
+        if not inside or not resolved.is_dir():
+            raise refused
+    except (OSError, RuntimeError) as error:
+        raise refused from error
+    return resolved
+
+
+def require_own(target: Target) -> None:
+    """Refuse a target that holds what this commit did not write (CKPT-COMMIT-042).
+
+    Raises:
+        TargetExists: naming one such entry.
+        OSError: the directory cannot be read.
+    """
+    foreign = sorted(entry.name for entry in target.directory.iterdir() if entry.name not in target.own)
+    if foreign:
+        raise TargetExists(f"the target directory is not empty: it holds {foreign[0]!r}")
+
+
+def write_cut(
+    cut: Cut,
+    target: Target,
+    config: ParticipantConfig,
+    owns: Iterable[str],
+    run_id: str,
+    checkpoint_id: str,
+    durable: Durable,
+    stop: threading.Event,
+) -> Written:
+    """Write a cut and make it durable; runs on the writer's thread.
+
+    Args:
+        cut: what was captured.
+        target: an empty directory, but for what an earlier try of this commit left.
+        config: the participant's.
+        owns: what the participant owns.
+        run_id: the run's.
+        checkpoint_id: the checkpoint's.
+        durable: the durable file steps.
+        stop: when set, writing ends at the next record and before the manifest.
+
+    Raises:
+        WriteStopped: ``stop`` was set before the manifest was published.
+        OSError: writing failed. In both cases what was written has been removed as far as it could be.
+    """
+    _remove_own(target)
+    try:
+        return _write(cut, target, config, owns, run_id, checkpoint_id, durable, stop)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _remove_own(target)
+        raise
+
+
+def _write(
+    cut: Cut,
+    target: Target,
+    config: ParticipantConfig,
+    owns: Iterable[str],
+    run_id: str,
+    checkpoint_id: str,
+    durable: Durable,
+    stop: threading.Event,
+) -> Written:
+    rows = list(index_rows(cut))
+    sources: dict[str, tuple[Iterable[bytes], int]] = {
+        STATE: (_state_lines(cut), cut.counts["turn"]),
+        RESULTS: (_result_lines(cut.results), len(cut.results)),
+        TOMBSTONES: (_tombstone_lines(cut), len(cut.tombstones)),
+        INDEX: ((encode(row) + b"\n" for row in rows), len(rows)),
+    }
+    files: list[dict[str, Any]] = []
+    for name in FILES:
+        lines, records = sources[name]
+        target.own.add(name)
+        digest = hashlib.sha256()
+        size = durable.write_file(target.directory / name, _watched(lines, digest.update, stop))
+        files.append({"name": name, "bytes": size, "digest": f"sha256:{digest.hexdigest()}", "records": records})
+    durable.sync_dir(target.directory)
+    index = files[FILES.index(INDEX)]
+    manifest = encode(
+        {
+            "protocol_version": wire.PROTOCOL_VERSION,
+            "run_id": run_id,
+            "checkpoint_id": checkpoint_id,
+            "participant": config.name,
+            "owns": sorted(owns),
+            "state_schema": {"id": config.state_schema.id, "version": config.state_schema.version},
+            "environments": _environments(rows, config),
+            "index": {"name": INDEX, "digest": index["digest"], "records": index["records"]},
+            "counts": cut.counts,
+            "files": files,
+        }
+    )
+    target.own |= {MANIFEST, f".{MANIFEST}.tmp"}
+    if stop.is_set():
+        raise WriteStopped
+    durable.publish_file(target.directory / MANIFEST, manifest)
+    return Written(
+        manifest={"name": MANIFEST, "digest": wire.bytes_digest(manifest), "bytes": len(manifest)},
+        index={"name": INDEX, "digest": index["digest"], "records": index["records"]},
+        files=len(files) + 1,
+        bytes=sum(file["bytes"] for file in files) + len(manifest),
+    )
+
+
+def index_rows(cut: Cut) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the index, sorted by rollout id."""
+    results = {finished.receipt.rollout_id: finished for finished in cut.results}
+    for rollout_id in sorted(cut.records.keys() | results.keys()):
+        if rollout_id in results:
+            yield _finished_row(results[rollout_id])
+        else:
+            yield _record_row(cut.records[rollout_id], cut.restarts.get(rollout_id))
+
+
+def _record_row(record: Record, reason: str | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "rollout_id": record.rollout_id,
+        "attempt": record.attempt,
+        "state": "turn" if reason is None else "restart",
+    }
+    if reason is not None:
+        row["reason"] = reason
+    row["turns_done"] = record.turns_done
+    row["task_digest"] = record.task_digest
+    row["environment"] = record.environment
+    row["effects"] = dict(record.effects)
+    if record.policy_version is not None:
+        row["policy_version"] = record.policy_version
+    row["data_refs"] = list(record.data_refs)
+    return row
+
+
+def _finished_row(finished: Finished) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "rollout_id": finished.receipt.rollout_id,
+        "attempt": finished.receipt.attempt,
+        "state": "finished",
+        "turns_done": finished.turns_done,
+        "task_digest": finished.task_digest,
+        "environment": finished.environment,
+        "effects": {finished.environment: finished.effects},
+        "receipt": finished.receipt.as_json(),
+    }
+    if finished.policy_version is not None:
+        row["policy_version"] = finished.policy_version
+    row["data_refs"] = list(finished.data_refs)
+    return row
+
+
+def frame(record: bytes) -> bytes:
+    """Return one payload line: the record with its checksum, and a newline."""
+    return b"".join((_FRAME % zlib.crc32(record), record, b"}\n"))
+
+
+def _state_lines(cut: Cut) -> Iterator[bytes]:
+    for rollout_id in sorted(cut.records):
+        if rollout_id not in cut.restarts:
+            yield frame(b"".join(cut.records[rollout_id].payload))
+
+
+def _result_lines(results: Iterable[Finished]) -> Iterator[bytes]:
+    for finished in sorted(results, key=lambda finished: finished.receipt.rollout_id):
+        yield frame(
+            encode(
+                {
+                    "receipt": finished.receipt.as_json(),
+                    "success": finished.success,
+                    "terminal": finished.terminal,
+                    "environment": finished.environment,
+                    "task_digest": finished.task_digest,
+                    "turns_done": finished.turns_done,
+                    "effects": finished.effects,
+                    "policy_version": finished.policy_version,
+                    "data_refs": list(finished.data_refs),
+                    "result": finished.text,
+                }
+            )
+        )
+
+
+def _tombstone_lines(cut: Cut) -> Iterator[bytes]:
+    for key in sorted(cut.tombstones):
+        stone = cut.tombstones[key]
+        yield frame(
+            encode(
+                {
+                    "id_hash": key,
+                    "attempt": stone.attempt,
+                    "kind": stone.kind,
+                    "digest": stone.digest,
+                    "final": stone.final,
+                }
+            )
+        )
+
+
+def _watched(lines: Iterable[bytes], update: Callable[[bytes], None], stop: threading.Event) -> Iterator[bytes]:
+    for line in lines:
+        if stop.is_set():
+            raise WriteStopped
+        update(line)
+        yield line
+
+
+def _environments(rows: Iterable[dict[str, Any]], config: ParticipantConfig) -> list[dict[str, str]]:
+    used = {row["environment"] for row in rows}
+    return [
+        {"name": environment.name, "state_version": environment.state_version}
+        for environment in config.environments
+        if environment.name in used
+    ]
+
+
+def _remove_own(target: Target) -> None:
+    """Remove what an unfinished write left; a complete manifest and what it names are never touched."""
+    if (target.directory / MANIFEST).exists():
+        return
+    for name in sorted(target.own):
+        (target.directory / name).unlink(missing_ok=True)
+    target.own.clear()

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every operation of a participant stands on: the author's hooks, and the one place where the machine moves.
+
+``accept`` and ``move`` are the only ways by which a step of the machine becomes real: they put the gate into its position,
+do what the step asks for, wake whoever waits, and order the end of the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import spec.durable
+from reference_gym.participant.artifacts import Durable
+from reference_gym.participant.clock import Clock, LoopClock, Timer, within
+from reference_gym.participant.committing import Commit, Writer
+from reference_gym.participant.config import ParticipantConfig
+from reference_gym.participant.encoding import PartValues, head, part_piece
+from reference_gym.participant.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    StaleCheckpoint,
+    StaleIncarnation,
+    Unsupported,
+)
+from reference_gym.participant.feed import Feed
+from reference_gym.participant.fences import Fences
+from reference_gym.participant.gate import Gate, Position
+from reference_gym.participant.machine import Answer, EndedAs, Machine, Phase, Step, Todo
+from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
+from reference_gym.participant.reading import Source
+from reference_gym.participant.registry import Entry, Registry, Shared
+from reference_gym.participant.restoring import Plan
+from reference_gym.participant.staging import Staging
+from reference_gym.participant.state import Agent, Owns, Part
+from spec.wire import CheckpointId, ControllerPair, parse_checkpoint_id
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: what the three control headers of a mutating call say."""
+
+    controller: ControllerPair
+    expect_incarnation: str
+
+
+class Work(Protocol):
+    """A restore that is under way: an abort stops it; ``outcome`` is done when it has been decided."""
+
+    @property
+    def outcome(self) -> asyncio.Future[None]: ...
+
+    def abandon(self) -> None:
+        """Stop the work, and answer at once whoever waits for it."""
+        ...
+
+
+class Core:
+    """The state of one participant.
+
+    Args:
+        config: what it is and where it may write.
+        agent: the author's agent loop; None if it owns no rollouts.
+        clock: monotonic time; the event loop's unless a test moves it.
+        durable: the durable file steps.
+        store: where boundaries go.
+        incarnation: the present life of its state; a new one unless the state was recovered.
+    """
+
+    def __init__(
+        self,
+        config: ParticipantConfig,
+        *,
+        agent: Agent | None = None,
+        clock: Clock | None = None,
+        durable: Durable = spec.durable,
+        store: BoundaryStore | None = None,
+        incarnation: str | None = None,
+    ) -> None:
+        self.config = config
+        self.incarnation = incarnation or f"i{secrets.token_hex(12)}"
+        self.clock = clock or LoopClock()
+        self.gate = Gate(self.clock, self._gate_changed)
+        self.fences = Fences()
+        self.feed = Feed()
+        self.machine = Machine()
+        self.draining = False
+        self.unmanaged_count = 0
+        self.staging = Staging(config.staging) if config.staging is not None else None
+        self._durable = durable
+        self._store = store or MemoryStore(config.limits.max_record_bytes)
+        self._parts: dict[str, Part] = {}
+        self._progress = 0
+        self._agent = agent
+        self._registry: Registry | None = None
+        self._writer = Writer(config, lambda: self.owns, durable, self.clock)
+        self._commit: Commit | None = None
+        self._restorer: Work | None = None
+        self._moved = asyncio.Event()
+        self._lease_timer: Timer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- for authors --------------------------------------------------------------------------------------------------
+
+    def add(self, part: Part) -> None:
+        """Add a store of sessions or ledger rows; before the first call is served."""
+        if part.name in self._parts:
+            raise ValueError(f"there is a part {part.name} already")
+        self._parts[part.name] = part
+
+    @property
+    def owns(self) -> tuple[Owns, ...]:
+        """What this participant owns, sorted."""
+        found: set[Owns] = {part.owns for part in self._parts.values()}
+        if self._agent is not None:
+            found.add("rollouts")
+        return tuple(sorted(found))
+
+    @property
+    def registry(self) -> Registry | None:
+        """The rollouts; None if it owns none."""
+        if self._registry is None and self._agent is not None:
+            shared = Shared(
+                gate=self.gate,
+                fences=self.fences,
+                feed=self.feed,
+                store=self._store,
+                clock=self.clock,
+                values=self._part_values,
+                drop=self._drop_parts,
+                progressed=self.progressed,
+                freed=self._wake,
+                owns_sessions="sessions" in self.owns,
+            )
+            self._registry = Registry(self.config, self._agent, shared)
+        return self._registry
+
+    def progressed(self) -> None:
+        """Count one change of what a cut would hold (CKPT-STATUS-006)."""
+        self._progress += 1
+
+    @property
+    def progress(self) -> int:
+        """How many changes of what a cut would hold there were in this incarnation."""
+        return self._progress
+
+    @property
+    def features(self) -> list[str]:
+        """The features that the capabilities list."""
+        return sorted({*self.config.features, *(["artifacts_http"] if self.staging is not None else [])})
+
+    @property
+    def storage(self) -> list[str]:
+        """The storage schemes that the capabilities list."""
+        return [*(["file"] if self.config.storage_roots else []), *(["http"] if self.staging is not None else [])]
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The author's parts."""
+        return tuple(self._parts.values())
+
+    def changed(self, rollout_id: str) -> None:
+        """Tell that what a part holds of a rollout has come to a boundary of its own: an effect or a row is recorded.
+
+        Where rollouts are owned the cut takes it at the turn's boundary; elsewhere it is captured now.
+        """
+        self.progressed()
+        if self._agent is not None:
+            return
+        values = self._part_values(rollout_id)
+        if not values:
+            self._store.drop(rollout_id)
+            return
+        first = max(values.values(), key=lambda captured: captured.turns_done)
+        attempt = max(captured.attempt for captured in values.values())
+        self._store.put(
+            Record(
+                rollout_id=rollout_id,
+                attempt=attempt,
+                turns_done=first.turns_done,
+                task_digest=next((c.task_digest for c in values.values() if c.task_digest is not None), None),
+                environment=(environment := next((c.environment for c in values.values() if c.environment), None)),
+                effects={environment: sum(c.effects for c in values.values())} if environment else {},
+                payload=(head(rollout_id, attempt, None), part_piece(values)),
+                policy_version=max((c.policy_version for c in values.values() if c.policy_version is not None), default=None),
+                data_refs=tuple(reference for c in values.values() for reference in c.data_refs),
+                restart=next((c.restart for c in values.values() if c.restart is not None), None),
+            )
+        )
+
+    def check(self, rollout_id: str, attempt: int) -> None:
+        """Refuse a call of a fenced attempt; changes nothing.
+
+        Raises:
+            StaleAttempt: naming the fence (CKPT-FENCE-001).
+        """
+        self.fences.check(rollout_id, attempt)
+
+    def observe(self, rollout_id: str, attempt: int) -> None:
+        """Refuse a call of a fenced attempt, and fence every attempt below this one.
+
+        Raises:
+            StaleAttempt: naming the fence.
+        """
+        self.fences.check(rollout_id, attempt)
+        if self.fences.raise_to(rollout_id, attempt - 1) and self._agent is None:
+            self._drop_parts(rollout_id)
+            self._store.drop(rollout_id)
+            self.gate.abandon(rollout_id)
+            self.progressed()
+
+    def uncertain(self, rollout_id: str) -> None:
+        """Tell that nobody knows what an effect of this rollout changed: it stops in state ``restart``."""
+        self.gate.abandon(rollout_id)
+        registry = self.registry
+        entry = None if registry is None else registry.live.get(rollout_id)
+        if registry is not None and entry is not None and not entry.rollout.ended:
+            registry.stop(entry.rollout, "uncertain")
+        self.changed(rollout_id)
+
+    @contextmanager
+    def unmanaged(self) -> Iterator[None]:
+        """Count a rollout of the Gym's own older routes while it runs; the gate does not hold it (CKPT-GATE-025)."""
+        self.unmanaged_count += 1
+        try:
+            yield
+        finally:
+            self.unmanaged_count -= 1
+
+    # --- moving the machine -------------------------------------------------------------------------------------------
+
+    def accept(self, step: Step) -> None:
+        """Make the step of a call that was not refused real."""
+        self.move(Step(step.machine.used(), step.answer, step.todo))
+
+    def move(self, step: Step) -> None:
+        """Make a step real: what the gate guards first, then the gate, then those who wait."""
+        before = self.machine
+        if step.machine is before:
+            return
+        self.machine = step.machine
+        match step.todo:
+            case Todo.STOP_WRITER if self._commit is not None:
+                self._commit.abandon()
+            case Todo.STOP_BUILDER if self._restorer is not None:
+                self._restorer.abandon()
+            case Todo.DISCARD_INSTALLED:
+                self._discard_installed()
+            case Todo.CONTINUE_RESTORED if self.registry is not None:
+                self.registry.continue_restored()
+            case _:
+                pass
+        if self.machine.open is None:
+            self._commit = None
+            if before.open is not None and before.phase in (Phase.RESTORING, Phase.RESTORED) and self.staging is not None:
+                self.staging.forget_uploads()
+        self.gate.move(self._position())
+        self._wake()
+        self._order_lease()
+
+    def _position(self) -> Position:
+        if self.machine.gate_open:
+            return Position.OPEN
+        return Position.CLOSING if self.machine.phase is Phase.PREPARING else Position.SEALED
+
+    def _discard_installed(self) -> None:
+        if self.registry is not None:
+            self.registry.discard_installed()
+        else:
+            for rollout_id, record in self._store.cut()[0].items():
+                self.fences.raise_to(rollout_id, record.attempt)
+                self._drop_parts(rollout_id)
+        self._store.clear()
+        self.progressed()
+
+    def _gate_changed(self) -> None:
+        """Something that ran has ended: perhaps everything is quiescent now."""
+        if self.machine.phase is Phase.PREPARING and self.gate.quiescent:
+            self.move(Step(self.machine.quiescent(self.clock.now())))
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def wait_move(self, deadline: float) -> bool:
+        """Wait until something has moved; return False if the deadline came first."""
+        if self.clock.now() >= deadline:
+            return False
+        waiting = asyncio.ensure_future(self._moved.wait())
+        try:
+            return await within(self.clock, deadline, waiting)
+        finally:
+            waiting.cancel()
+
+    # --- the lease ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _serving(self, checkpoint_id: CheckpointId) -> Iterator[None]:
+        """Hold the lease still while an accepted POST of the open id is served (CKPT-LEASE-008)."""
+        if not self._is_open(checkpoint_id):
+            yield
+            return
+        self.machine = self.machine.begin_serving()
+        self._order_lease()
+        try:
+            yield
+        finally:
+            self.machine = self.machine.end_serving(checkpoint_id, self.clock.now())
+            self._order_lease()
+
+    def _order_lease(self) -> None:
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+            self._lease_timer = None
+        if self.machine.leased and not self.machine.serving and self.machine.lease_until is not None:
+            self._lease_timer = self.clock.call_at(self.machine.lease_until, self._lease_due)
+
+    def _lease_due(self) -> None:
+        self._lease_timer = None
+        step = self.machine.lease_end(self.clock.now())
+        if step is None:
+            self._order_lease()
+        else:
+            self.move(step)
+
+    # --- judging calls ------------------------------------------------------------------------------------------------
+
+    def _admit(self, caller: Caller) -> None:
+        """Judge incarnation and controller; a higher pair is adopted and ends what a lower one left open.
+
+        Raises:
+            StaleIncarnation: another incarnation is expected (CKPT-ID-036).
+            StaleController: a higher pair was adopted (CKPT-CTRL-006).
+        """
+        if caller.expect_incarnation != self.incarnation:
+            raise StaleIncarnation("this is another incarnation than the expected one")
+        self.move(self.machine.adopt(caller.controller, self.clock.now()))
+
+    def _checkpoint(self, caller: Caller, text: str) -> CheckpointId:
+        """Return a checkpoint id, which carries its controller's epoch.
+
+        Raises:
+            InvalidRequest: another epoch than the header's (CKPT-CKID-002).
+        """
+        checkpoint_id = parse_checkpoint_id(text)
+        if checkpoint_id.epoch != caller.controller.epoch:
+            raise InvalidRequest(f"checkpoint_id {text} is not of epoch {caller.controller.epoch}")
+        return checkpoint_id
+
+    def _deadline(self, timeout_ms: int) -> float:
+        return self.clock.now() + self.config.limits.wait_s(timeout_ms)
+
+    def _require_batch(self, items: Sequence[object]) -> None:
+        if len(items) > self.config.limits.max_batch:
+            raise PayloadTooLarge(f"more items than max_batch {self.config.limits.max_batch}")
+
+    def _require_scheme(self, scheme: str) -> None:
+        if scheme not in self.storage:
+            raise Unsupported(f"the storage scheme {scheme} is not offered here")
+
+    def _page_items(self, limit: int | None) -> int:
+        most = self.config.limits.max_page_items
+        return most if limit is None else min(limit, most)
+
+    def _rollouts(self) -> Registry:
+        if self.registry is None:
+            raise NotFound("this participant owns no rollouts")
+        return self.registry
+
+    def _is_open(self, checkpoint_id: CheckpointId) -> bool:
+        return self.machine.open is not None and self.machine.open.checkpoint_id == checkpoint_id
+
+    def _require_open(self, checkpoint_id: CheckpointId, *ended: EndedAs) -> None:
+        """Refuse to go on with a checkpoint that has ended meanwhile, unless in one of these ways (CKPT-PHASE-006)."""
+        machine = self.machine
+        if machine.open is not None and machine.open.checkpoint_id == checkpoint_id and machine.open.ending is None:
+            return
+        last = machine.last
+        if machine.open is None and last is not None and last.checkpoint_id == checkpoint_id and last.ended_as in ended:
+            return
+        raise StaleCheckpoint(f"checkpoint {checkpoint_id} is over", phase=machine.phase.value)
+
+    async def _outcome(self, work: asyncio.Future[T], deadline: float, checkpoint_id: CheckpointId) -> T:
+        """Return what shared work comes to.
+
+        Raises:
+            DeadlineExceeded: not in time; the work goes on.
+            ProtocolError: that of the work.
+        """
+        if not await within(self.clock, deadline, work):
+            raise DeadlineExceeded("the work goes on; a repeat of this call joins it", **self._continues(checkpoint_id))
+        return work.result()
+
+    def _continues(self, checkpoint_id: CheckpointId) -> Mapping[str, Any]:
+        return {"continues": True, "checkpoint_id": str(checkpoint_id), "phase": self.machine.phase.value}
+
+    # --- restoring ----------------------------------------------------------------------------------------------------
+
+    def highest(self, rollout_id: str) -> int:
+        """Return the highest attempt that is fenced or held here, -1 if none is (CKPT-RESTORE-035, CKPT-RESTORE-053)."""
+        held = [self.fences.through(rollout_id)]
+        if (record := self._store.get(rollout_id)) is not None:
+            held.append(record.attempt)
+        if (finished := self.feed.get(rollout_id)) is not None:
+            held.append(finished.receipt.attempt)
+        if (stone := self.fences.tombstone(rollout_id)) is not None:
+            held.append(stone.attempt)
+        return max(held)
+
+    def install(self, plan: Plan, source: Source, entries: Sequence[Entry]) -> None:
+        """Replace all managed work by what a restore has built; the parts are installed already. Does not await."""
+        now = self.clock.now()
+        for rollout_id, record in self._store.cut()[0].items():
+            self.fences.raise_to(rollout_id, record.attempt)
+        self._store.clear()
+        self.fences.replace(source.tombstones)
+        if self.registry is not None:
+            self.registry.install(entries, [replace(finished, at=now) for finished in plan.results])
+        else:
+            for rollout_id, restored in plan.restored.items():
+                self.fences.raise_to(rollout_id, restored.attempt - 1)
+                self.changed(rollout_id)
+        self.progressed()
+        self.gate.nudge()
+
+    # --- the parts ----------------------------------------------------------------------------------------------------
+
+    def _part_values(self, rollout_id: str) -> PartValues:
+        captured = ((name, part.capture(rollout_id)) for name, part in self._parts.items())
+        return {name: values for name, values in captured if values is not None}
+
+    async def close(self) -> None:
+        """Stop everything that runs here; the process is about to end."""
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+        if self._commit is not None:
+            self._commit.stop.set()
+        if self.registry is not None:
+            await self.registry.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._writer.close()
+
+    def _drop_parts(self, rollout_id: str) -> None:
+        for part in self._parts.values():
+            part.drop(rollout_id)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fences and tombstones: what is remembered of rollouts after everything else of them is gone.
+
+A fence is the highest refused attempt of a rollout; it only rises, and lives as long as the incarnation. A tombstone is what
+is kept of a released or retired rollout; a restore replaces the tombstones by those of its source, and the replaced ones
+leave their attempt as a fence. Both are kept under a hash of the rollout id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from reference_gym.participant.errors import StaleAttempt
+
+
+def hashed(rollout_id: str) -> str:
+    """Return what stands for a rollout id in fences and tombstones."""
+    return hashlib.sha256(rollout_id.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What is kept of a released or retired rollout.
+
+    ``digest`` is that of the released result (None for a retired rollout). ``final`` says that no later attempt may start:
+    true of a released success or terminal failure (CKPT-FENCE-007, CKPT-FENCE-008, CKPT-ACK-009).
+    """
+
+    attempt: int
+    kind: Literal["released", "retired"]
+    digest: str | None = None
+    final: bool = False
+
+
+class Fences:
+    """The fences and tombstones of one participant."""
+
+    def __init__(self) -> None:
+        self._fences: dict[str, int] = {}
+        self._tombstones: dict[str, Tombstone] = {}
+        self._released = 0
+
+    @property
+    def released(self) -> int:
+        """How many tombstones are of released rollouts."""
+        return self._released
+
+    @property
+    def retired(self) -> int:
+        """How many tombstones are of retired rollouts."""
+        return len(self._tombstones) - self._released
+
+    def through(self, rollout_id: str) -> int:
+        """Return the highest fenced attempt, -1 if none is."""
+        return self._fences.get(hashed(rollout_id), -1)
+
+    def check(self, rollout_id: str, attempt: int) -> None:
+        """Refuse a fenced attempt; changes nothing.
+
+        Raises:
+            StaleAttempt: naming the fence.
+        """
+        through = self.through(rollout_id)
+        if attempt <= through:
+            raise StaleAttempt.of(rollout_id, attempt, through)
+
+    def raise_to(self, rollout_id: str, through: int) -> bool:
+        """Fence every attempt up to ``through``; return whether that changed anything (CKPT-FENCE-006)."""
+        return through >= 0 and self._raise(hashed(rollout_id), through)
+
+    def tombstone(self, rollout_id: str) -> Tombstone | None:
+        """Return the tombstone of a rollout, or None."""
+        return self._tombstones.get(hashed(rollout_id))
+
+    def bury(self, rollout_id: str, tombstone: Tombstone) -> None:
+        """Keep a tombstone, in place of an earlier one."""
+        self.unbury(rollout_id)
+        self._tombstones[hashed(rollout_id)] = tombstone
+        self._released += tombstone.kind == "released"
+
+    def unbury(self, rollout_id: str) -> None:
+        """Forget a tombstone, because a higher attempt starts."""
+        gone = self._tombstones.pop(hashed(rollout_id), None)
+        self._released -= gone is not None and gone.kind == "released"
+
+    def tombstones(self) -> Mapping[str, Tombstone]:
+        """Return all tombstones as they are now, by hashed id."""
+        return dict(self._tombstones)
+
+    def replace(self, tombstones: Mapping[str, Tombstone]) -> None:
+        """Install the tombstones of a restore; the replaced ones leave fences (CKPT-FENCE-010 to CKPT-FENCE-012)."""
+        for key, gone in self._tombstones.items():
+            self._raise(key, gone.attempt)
+        self._tombstones = dict(tombstones)
+        self._released = sum(tombstone.kind == "released" for tombstone in self._tombstones.values())
+
+    def stale(self, attempts: Iterable[tuple[str, int]]) -> StaleAttempt | None:
+        """Return one refusal that names every fenced attempt of these (rollout id, attempt), or None."""
+        named = [
+            {"rollout_id": rollout_id, "through_attempt": through}
+            for rollout_id, attempt in attempts
+            if attempt <= (through := self.through(rollout_id))
+        ]
+        if not named:
+            return None
+        first = named[0]
+        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        text = f"{first['rollout_id']} is fenced through attempt {first['through_attempt']}{more}"
+        return StaleAttempt(text, rollouts=named)
+
+    def _raise(self, key: str, through: int) -> bool:
+        if through <= self._fences.get(key, -1):
+            return False
+        self._fences[key] = through
+        return True

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate: what lets turns open, verifications begin, rollouts start and environment effects run.
+
+It knows three positions. *Open*: everything may begin. *Closing* (phase preparing): nothing new begins, open turns run to
+their boundary and begun verifications to their end. *Sealed* (from prepared or commit until the gate opens): nothing
+changes but by ACK and retire; what a commit left out waits here.
+
+Everything runs on one event loop, so a coroutine that finds the gate open may begin before it next awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Literal
+
+from reference_gym.participant.clock import Clock
+
+Kind = Literal["effect", "verification", "generation", "worker"]
+MAX_BLOCKERS = 100
+"""How many blockers one reply lists; ``blocker_count`` tells the rest."""
+
+
+class Position(Enum):
+    """Where the gate stands."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    SEALED = "sealed"
+
+
+@dataclass(slots=True)
+class Running:
+    """One thing that runs: an open turn (``handler`` false), or an effect handler or verification in this process.
+
+    ``blocks`` says whether a prepare waits for it; it ends when its rollout is retired or fenced.
+    """
+
+    kind: Kind
+    rollout_id: str
+    attempt: int
+    turn: int | None
+    since: float
+    handler: bool
+    blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What a prepare waits for; ``since_ms`` is how long it has been running, in milliseconds."""
+
+    kind: Kind
+    rollout_id: str
+    attempt: int
+    since_ms: int
+    detail: str
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as in ``prepare-response``."""
+        return {
+            "kind": self.kind,
+            "rollout_id": self.rollout_id,
+            "attempt": self.attempt,
+            "since_ms": self.since_ms,
+            "detail": self.detail,
+        }
+
+
+class Gate:
+    """The position, what runs, and who waits.
+
+    Args:
+        clock: for ``since_ms``.
+        on_change: called after something that ran has ended or has stopped blocking.
+    """
+
+    def __init__(self, clock: Clock, on_change: Callable[[], None] = lambda: None) -> None:
+        self._clock = clock
+        self._on_change = on_change
+        self._position = Position.OPEN
+        self._running: dict[int, Running] = {}
+        self._turns: dict[str, int] = {}
+        self._numbers = count()
+        self._moved = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether turns may open and rollouts may start."""
+        return self._position is Position.OPEN
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing may change."""
+        return self._position is Position.SEALED
+
+    @property
+    def quiescent(self) -> bool:
+        """Whether no turn is open and no verification that a prepare waits for is running."""
+        return not any(running.blocks for running in self._running.values())
+
+    @property
+    def handlers(self) -> int:
+        """How many effect handlers and verifications run in this participant, whoever owns their rollouts by now."""
+        return sum(running.handler for running in self._running.values())
+
+    def running_of(self, rollout_id: str, through: int) -> bool:
+        """Return whether a handler of an attempt up to ``through`` of this rollout still runs."""
+        return any(
+            running.handler and running.rollout_id == rollout_id and running.attempt <= through
+            for running in self._running.values()
+        )
+
+    def move(self, position: Position) -> None:
+        """Put the gate into a position and wake whoever waits for it to change."""
+        if position is not self._position:
+            self._position = position
+            self._wake()
+
+    @contextmanager
+    def running(
+        self,
+        kind: Kind,
+        rollout_id: str,
+        attempt: int,
+        *,
+        turn: int | None = None,
+        handler: bool = False,
+        blocks: bool = True,
+    ) -> Iterator[None]:
+        """Note that something runs for as long as the block lasts.
+
+        Args:
+            kind: what it is.
+            rollout_id: whose.
+            attempt: whose.
+            turn: the number of the open turn; only for the agent's turns (``handler`` false).
+            handler: whether it is an effect handler or a verification that runs in this participant.
+            blocks: whether a prepare waits for it.
+        """
+        number = next(self._numbers)
+        self._running[number] = Running(kind, rollout_id, attempt, turn, self._clock.now(), handler, blocks)
+        if turn is not None and not handler:
+            self._turns[rollout_id] = turn
+        try:
+            yield
+        finally:
+            del self._running[number]
+            if turn is not None and not handler:
+                self._turns.pop(rollout_id, None)
+            self._on_change()
+
+    def abandon(self, rollout_id: str) -> None:
+        """Stop counting what runs for a rollout that was fenced, retired or found uncertain: it blocks nothing."""
+        for running in self._running.values():
+            if running.rollout_id == rollout_id:
+                running.blocks = False
+        self._on_change()
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Wake whoever waits at the gate to look again: its attempt may be fenced by now."""
+        self._wake()
+
+    def blocked_rollouts(self) -> set[str]:
+        """Return the ids of the rollouts that a prepare waits for."""
+        return {running.rollout_id for running in self._running.values() if running.blocks}
+
+    def blockers(self, *, handlers_only: bool = False) -> list[Blocker]:
+        """Return what is waited for, the longest running first, one per kind and rollout.
+
+        Args:
+            handlers_only: what a restore waits for (handlers in this participant) instead of what a prepare waits for.
+        """
+        now = self._clock.now()
+        oldest: dict[tuple[Kind, str], Running] = {}
+        for running in self._running.values():
+            if running.handler if handlers_only else running.blocks:
+                known = oldest.setdefault((running.kind, running.rollout_id), running)
+                if running.since < known.since:
+                    oldest[running.kind, running.rollout_id] = running
+        return [
+            Blocker(
+                running.kind,
+                running.rollout_id,
+                running.attempt,
+                max(0, round((now - running.since) * 1000)),
+                _detail(running),
+            )
+            for running in sorted(oldest.values(), key=lambda running: running.since)
+        ]
+
+    def admits_effect(self, rollout_id: str, turn: int, last_turn: int | None) -> bool:
+        """Return whether an effect may begin now.
+
+        Args:
+            rollout_id: whose session it changes.
+            turn: the turn that it belongs to.
+            last_turn: the turn of the last effect that has run in this session; None before the first.
+        """
+        match self._position:
+            case Position.OPEN:
+                return True
+            case Position.CLOSING:
+                return last_turn == turn or self._turns.get(rollout_id) == turn
+            case Position.SEALED:
+                return False
+
+    async def wait_open(self) -> None:
+        """Return once the gate is open; nothing has run since it was found so."""
+        while not self.is_open:
+            await self.wait_change()
+
+    async def wait_change(self) -> None:
+        """Return after the gate has next changed its position."""
+        await self._moved.wait()
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+
+def _detail(running: Running) -> str:
+    if running.turn is not None:
+        return f"turn {running.turn} has not reached its boundary"
+    return f"{running.kind} is running"

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boundaries: what is kept of each rollout at its last boundary, encoded once, and cuts of it taken by reference.
+
+``BoundaryStore`` is the seam behind which a log can stand: ``put`` at each boundary, ``cut`` at one instant. ``MemoryStore``
+holds references in a dictionary; a cut copies the dictionary and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from reference_gym.participant.fences import Tombstone
+from reference_gym.participant.result import Finished
+
+IndexState = Literal["turn", "finished", "restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One rollout at its last boundary.
+
+    ``payload`` is the participant's own JSON text, in pieces that are joined when it is written; ``effects`` counts effects
+    by environment. ``restart`` is why the rollout cannot continue, or None.
+    """
+
+    rollout_id: str
+    attempt: int
+    turns_done: int
+    task_digest: str | None
+    environment: str | None
+    effects: Mapping[str, int]
+    payload: tuple[bytes, ...]
+    policy_version: int | None = None
+    data_refs: tuple[Any, ...] = ()
+    restart: str | None = None
+
+    @property
+    def size(self) -> int:
+        """The length of the payload in bytes."""
+        return sum(map(len, self.payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The boundaries captured together, by reference; nothing changes it afterwards (CKPT-COMMIT-013, CKPT-COMMIT-014).
+
+    ``restarts`` gives the reason of every rollout of ``records`` that starts again.
+    """
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    restarts: Mapping[str, str] = field(default_factory=dict)
+    results: tuple[Finished, ...] = ()
+    tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[IndexState, int]:
+        """The rows of its index by state."""
+        return {
+            "turn": len(self.records) - len(self.restarts),
+            "finished": len(self.results),
+            "restart": len(self.restarts),
+        }
+
+
+class BoundaryStore(Protocol):
+    """Where boundaries go."""
+
+    def put(self, record: Record) -> None:
+        """Keep a boundary in place of the rollout's earlier one."""
+        ...
+
+    def get(self, rollout_id: str) -> Record | None:
+        """Return the last boundary of a rollout, or None."""
+        ...
+
+    def drop(self, rollout_id: str) -> None:
+        """Forget a rollout."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all."""
+        ...
+
+    def cut(self) -> tuple[Mapping[str, Record], Mapping[str, str]]:
+        """Return all last boundaries as they are at this instant, by reference, and why some of them cannot continue."""
+        ...
+
+
+class MemoryStore:
+    """Boundaries in memory.
+
+    Args:
+        max_record_bytes: a longer payload makes its rollout start again (CKPT-DIR-022).
+    """
+
+    def __init__(self, max_record_bytes: int) -> None:
+        self._max = max_record_bytes
+        self._records: dict[str, Record] = {}
+        self._unable: dict[str, str] = {}
+
+    def put(self, record: Record) -> None:
+        """Keep a boundary in place of the rollout's earlier one."""
+        self._records[record.rollout_id] = record
+        reason = record.restart or ("record_too_large" if record.size > self._max else None)
+        if reason is not None:
+            self._unable[record.rollout_id] = reason
+        else:
+            self._unable.pop(record.rollout_id, None)
+
+    def get(self, rollout_id: str) -> Record | None:
+        """Return the last boundary of a rollout, or None."""
+        return self._records.get(rollout_id)
+
+    def drop(self, rollout_id: str) -> None:
+        """Forget a rollout."""
+        self._records.pop(rollout_id, None)
+        self._unable.pop(rollout_id, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._records, self._unable = {}, {}
+
+    def cut(self) -> tuple[Mapping[str, Record], Mapping[str, str]]:
+        """Return all last boundaries as they are at this instant, by reference, and why some of them cannot continue."""
+        return dict(self._records), dict(self._unable)

@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rollouts of a participant that owns them: starting, running, ending and listing them, each at its highest attempt.
+
+A rollout is *live* (an ``Entry``), or has an unreleased result (in the feed), or is a tombstone (in the fences), or unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reference_gym.participant.clock import Clock
+from reference_gym.participant.config import ParticipantConfig
+from reference_gym.participant.encoding import PartValues, head, read_payload, start_of, start_text, state_pieces
+from reference_gym.participant.errors import SessionLost, StaleAttempt
+from reference_gym.participant.feed import Feed, Page
+from reference_gym.participant.fences import Fences, Tombstone
+from reference_gym.participant.gate import Gate
+from reference_gym.participant.jsontext import NotRepresentable, encode
+from reference_gym.participant.records import BoundaryStore, Record
+from reference_gym.participant.result import Finished, Receipt, conclude
+from reference_gym.participant.rollout import Rollout, internal_failure
+from reference_gym.participant.state import (
+    Agent,
+    Policy,
+    RolloutFailure,
+    SessionUncertain,
+    Start,
+    Success,
+    TaskRefused,
+)
+from spec.messages import StartRollout
+from spec.messages import Policy as PolicyMessage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One live rollout; ``restart`` is why its work has stopped for good, or None while it works."""
+
+    rollout: Rollout
+    text: bytes
+    task: asyncio.Task[None] | None = None
+    restart: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the registry shares with the rest of its participant.
+
+    ``values`` returns what the parts hold of a rollout, ``drop`` frees it there, ``progressed`` counts a change of what a
+    cut would hold, ``freed`` tells that something has stopped, ``owns_sessions`` tells whether verifications run in this participant.
+    """
+
+    gate: Gate
+    fences: Fences
+    feed: Feed
+    store: BoundaryStore
+    clock: Clock
+    values: Callable[[str], PartValues]
+    drop: Callable[[str], None]
+    progressed: Callable[[], None]
+    freed: Callable[[], None]
+    owns_sessions: bool
+
+
+class Registry:
+    """All live rollouts.
+
+    Args:
+        config: the participant's.
+        agent: the author's.
+        shared: the rest of the participant.
+    """
+
+    def __init__(self, config: ParticipantConfig, agent: Agent, shared: Shared) -> None:
+        self.live: dict[str, Entry] = {}
+        self.draining = False
+        self._config = config
+        self._agent = agent
+        self._shared = shared
+        self._stopped: set[str] = set()
+        self._restart_only: set[str] = set()
+        self._stopping: dict[asyncio.Task[None], str] = {}
+        self._sorted: list[str] | None = None
+
+    # --- the host of its rollouts -------------------------------------------------------------------------------------
+
+    @property
+    def gate(self) -> Gate:
+        """The participant's gate."""
+        return self._shared.gate
+
+    def now(self) -> float:
+        """Return the participant's monotonic time in seconds."""
+        return self._shared.clock.now()
+
+    def boundary(self, rollout: Rollout) -> None:
+        """Record the present state of a rollout as its last boundary.
+
+        Raises:
+            RolloutFailure: the state has no JSON text.
+        """
+        entry = self._entry(rollout)
+        self._shared.store.put(self._record(entry))
+        self._shared.progressed()
+
+    def verifying(self, rollout: Rollout) -> AbstractContextManager[object]:
+        """Hold while a verification runs; a prepare waits for it unless the environment says ``repeat``."""
+        environment = self._config.environment(rollout.start.environment)
+        return self._shared.gate.running(
+            "verification",
+            rollout.rollout_id,
+            rollout.attempt,
+            handler=self._shared.owns_sessions,
+            blocks=environment is None or environment.verify == "wait",
+        )
+
+    def finish(self, rollout: Rollout, outcome: Success | RolloutFailure) -> None:
+        """End a rollout with a result that is served from now on."""
+        entry = self._entry(rollout)
+        finished = conclude(rollout, outcome, self._config.limits.max_result_bytes, self.now())
+        self._remove(entry)
+        self._shared.feed.add(finished)
+        self._shared.progressed()
+
+    def stop(self, rollout: Rollout, reason: str) -> None:
+        """Stop the work of a rollout for good; it stays in state ``restart`` until it is retired (CKPT-ENV-016)."""
+        entry = self._entry(rollout)
+        entry.restart = reason
+        self._stopped.add(rollout.rollout_id)
+        self._halt(entry)
+        self._shared.progressed()
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def start(self, items: Sequence[StartRollout], policy: PolicyMessage | None) -> list[dict[str, Any]]:
+        """Judge the items of one start call one after the other (CKPT-ROLL-003); return their outcomes."""
+        outcomes = []
+        for item in items:
+            outcome: dict[str, Any] = {"rollout_id": item.rollout_id, "attempt": item.attempt}
+            verdict, receipt, detail = self._start(item, item.policy or policy)
+            outcome["outcome"] = verdict
+            if receipt is not None:
+                outcome["receipt"] = receipt.as_json()
+            if detail is not None:
+                outcome["detail"] = detail
+            outcomes.append(outcome)
+        return outcomes
+
+    def _start(self, item: StartRollout, policy: PolicyMessage | None) -> tuple[str, Receipt | None, str | None]:
+        """Return the first outcome that fits, in the order of CKPT-ROLL-004."""
+        start = None if policy is None else start_of(item, Policy(policy.base_url, policy.model, policy.api))
+        if start is None:
+            return "invalid", None, "neither the item nor the batch names a policy"
+        if self._config.agent(item.agent) is None:
+            return "invalid", None, f"there is no agent {item.agent}"
+        if self._config.environment(item.environment) is not None:
+            try:
+                self._agent.check(start)
+            except TaskRefused as refusal:
+                return "invalid", None, str(refusal)[:2000]
+        else:
+            return "unknown_environment", None, f"there is no environment {item.environment}"
+        held = self._held(start)
+        if held is not None:
+            return held
+        return self._admit(start)
+
+    def _held(self, start: Start) -> tuple[str, Receipt | None, str | None] | None:
+        """Return the outcome for a rollout that is known, or None if it may be admitted."""
+        fences, rollout_id, attempt = self._shared.fences, start.rollout_id, start.attempt
+        if attempt <= (through := self.fence(rollout_id)):
+            return "stale_attempt", None, f"fenced through attempt {through}"
+        stone = fences.tombstone(rollout_id)
+        if stone is not None and stone.final:
+            return "released", None, None
+        entry, finished = self.live.get(rollout_id), self._shared.feed.get(rollout_id)
+        if entry is not None and attempt == entry.rollout.attempt:
+            if start.task_digest != entry.rollout.start.task_digest:
+                return "conflict", None, "it was started with another task"
+            self._replace_policy(entry, start.policy)
+            return "already_started", None, None
+        if finished is not None and (finished.success or attempt == finished.receipt.attempt):
+            if start.task_digest != finished.task_digest:
+                return "conflict", None, "it was started with another task"
+            return "already_finished", finished.receipt, None
+        return None
+
+    def _admit(self, start: Start) -> tuple[str, Receipt | None, str | None]:
+        if self.draining or not self._shared.gate.is_open:
+            return "admission_closed", None, "the participant is draining" if self.draining else "the gate is closed"
+        lower = self.live.get(start.rollout_id)
+        if len(self.live) - (lower is not None) >= self._config.limits.max_live_rollouts:
+            return "over_capacity", None, f"max_live_rollouts is {self._config.limits.max_live_rollouts}"
+        if lower is not None:
+            self._remove(lower)
+        self._shared.drop(start.rollout_id)
+        self._shared.feed.remove(start.rollout_id)
+        self._shared.fences.unbury(start.rollout_id)
+        self._shared.fences.raise_to(start.rollout_id, start.attempt - 1)
+        entry = Entry(Rollout(start, self), start_text(start))
+        self._insert(entry)
+        self._shared.store.put(self._record(entry))
+        self._shared.progressed()
+        self._run(entry)
+        return "started", None, None
+
+    def fence(self, rollout_id: str) -> int:
+        """Return the highest attempt that a start must be above: fenced, or below one that is held."""
+        held = -1
+        if (entry := self.live.get(rollout_id)) is not None:
+            held = entry.rollout.attempt - 1
+        elif (finished := self._shared.feed.get(rollout_id)) is not None:
+            held = finished.receipt.attempt - 1
+        elif (stone := self._shared.fences.tombstone(rollout_id)) is not None:
+            held = stone.attempt - 1
+        return max(held, self._shared.fences.through(rollout_id))
+
+    def _replace_policy(self, entry: Entry, policy: Policy) -> None:
+        """Give a live rollout another policy from its next policy call on (CKPT-ROLL-033)."""
+        if policy == entry.rollout.policy:
+            return
+        entry.rollout.policy = policy
+        if (record := self._shared.store.get(entry.rollout.rollout_id)) is not None:
+            first = head(record.rollout_id, record.attempt, policy)
+            self._shared.store.put(replace(record, payload=(first, *record.payload[1:])))
+        self._shared.progressed()
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def retire(self, rollout_id: str, through: int) -> Receipt | None:
+        """Fence and stop one rollout; return the receipt of a success that stays (CKPT-RETIRE-001 to -013)."""
+        fences, feed = self._shared.fences, self._shared.feed
+        entry, finished = self.live.get(rollout_id), feed.get(rollout_id)
+        changed = fences.raise_to(rollout_id, through)
+        if finished is not None and finished.receipt.attempt <= through and finished.success:
+            if changed:
+                self._shared.progressed()
+            return finished.receipt
+        if entry is not None and entry.rollout.attempt <= through:
+            self._remove(entry)
+            self._shared.drop(rollout_id)
+        elif finished is not None and finished.receipt.attempt <= through:
+            feed.remove(rollout_id)
+            self._shared.drop(rollout_id)
+        elif entry is not None or finished is not None or fences.tombstone(rollout_id) is None:
+            return None  # Nothing up to ``through`` is held; the fence is all that is new (CKPT-RETIRE-019).
+        stone = fences.tombstone(rollout_id)
+        if stone is None or (stone.kind == "retired" and stone.attempt < through):
+            fences.bury(rollout_id, Tombstone(through, "retired"))
+            changed = True
+        if changed:
+            self._shared.progressed()
+        return None
+
+    def acknowledge(self, receipt: Receipt) -> str:
+        """Release a result by its exact receipt; return the outcome (CKPT-ACK-003 to CKPT-ACK-012)."""
+        rollout_id = receipt.rollout_id
+        finished = self._shared.feed.get(rollout_id)
+        if finished is not None and finished.receipt.attempt == receipt.attempt:
+            if finished.receipt != receipt:
+                return "mismatch"
+            self._shared.feed.remove(rollout_id)
+            self._shared.drop(rollout_id)
+            stone = Tombstone(receipt.attempt, "released", receipt.digest, final=finished.terminal)
+            self._shared.fences.bury(rollout_id, stone)
+            if not finished.terminal:
+                self._shared.fences.raise_to(rollout_id, receipt.attempt)
+            self._shared.progressed()
+            return "released"
+        known = self._shared.fences.tombstone(rollout_id)
+        if known is None or known.kind != "released" or known.attempt != receipt.attempt:
+            return "unknown"
+        return "already_released" if known.digest == receipt.digest else "mismatch"
+
+    def end_stale(self, rollout: Rollout) -> None:
+        """End a rollout one of whose calls another participant has refused as stale (CKPT-FENCE-013)."""
+        if not rollout.ended:
+            self.retire(rollout.rollout_id, rollout.attempt)
+
+    def stopping(self, rollout_id: str) -> bool:
+        """Return whether a task of this rollout has been told to end and has not yet."""
+        return rollout_id in self._stopping.values()
+
+    def _entry(self, rollout: Rollout) -> Entry:
+        """Return the entry of a rollout that is still current.
+
+        Raises:
+            StaleAttempt: it has ended.
+        """
+        entry = self.live.get(rollout.rollout_id)
+        if entry is None or entry.rollout is not rollout or rollout.ended:
+            raise StaleAttempt.of(rollout.rollout_id, rollout.attempt)
+        return entry
+
+    def _insert(self, entry: Entry) -> None:
+        rollout = entry.rollout
+        self.live[rollout.rollout_id] = entry
+        if self._config.restart_only(rollout.start.environment, rollout.start.agent):
+            self._restart_only.add(rollout.rollout_id)
+        self._sorted = None
+
+    def _remove(self, entry: Entry) -> None:
+        """Take a rollout out of the live ones; its work stops and can change nothing any more."""
+        rollout_id = entry.rollout.rollout_id
+        del self.live[rollout_id]
+        self._stopped.discard(rollout_id)
+        self._restart_only.discard(rollout_id)
+        self._sorted = None
+        self._shared.store.drop(rollout_id)
+        self._halt(entry)
+
+    def _halt(self, entry: Entry) -> None:
+        entry.rollout.ended = True
+        task = entry.task
+        if task is not None and not task.done() and task is not asyncio.current_task():
+            self._stopping[task] = entry.rollout.rollout_id
+            task.add_done_callback(self._stopped_task)
+            task.cancel()
+        self._shared.gate.abandon(entry.rollout.rollout_id)
+
+    def _stopped_task(self, task: asyncio.Task[None]) -> None:
+        self._stopping.pop(task, None)
+        self._shared.freed()
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def _run(self, entry: Entry) -> None:
+        entry.task = asyncio.get_running_loop().create_task(self._drive(entry.rollout), name=entry.rollout.key)
+
+    async def _drive(self, rollout: Rollout) -> None:
+        """Run the author's loop to its end, and make of that end what the protocol asks for."""
+        outcome: Success | RolloutFailure
+        try:
+            outcome = await self._agent.run(rollout)
+        except StaleAttempt:
+            self.end_stale(rollout)
+            return
+        except SessionUncertain:
+            if not rollout.ended:
+                self.stop(rollout, "uncertain")
+            return
+        except SessionLost as error:
+            outcome = RolloutFailure("session_lost", error.detail, terminal=False)
+        except RolloutFailure as failure:
+            outcome = failure
+        except Exception as error:
+            if not rollout.ended:
+                logger.exception("the agent of rollout %s raised", rollout.key)
+            outcome = internal_failure(error)
+        try:
+            if not rollout.ended:
+                await rollout.finish(outcome)
+        except StaleAttempt:
+            return
+
+    def _record(self, entry: Entry) -> Record:
+        """Return the last boundary of a rollout, encoded.
+
+        Raises:
+            RolloutFailure: its state has no JSON text.
+        """
+        rollout = entry.rollout
+        try:
+            pieces = state_pieces(rollout, entry.text, self._shared.values(rollout.rollout_id))
+        except NotRepresentable as error:
+            raise RolloutFailure("state_not_representable", str(error)[:500], terminal=True) from error
+        return Record(
+            rollout_id=rollout.rollout_id,
+            attempt=rollout.attempt,
+            turns_done=rollout.turns_done,
+            task_digest=rollout.start.task_digest,
+            environment=rollout.start.environment,
+            effects={rollout.start.environment: rollout.effects},
+            payload=pieces,
+            policy_version=max(rollout.policy_versions, default=None),
+            data_refs=tuple(rollout.data_refs),
+        )
+
+    # --- what can be read ---------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts of the status, each rollout once at its highest attempt (CKPT-STATUS-014)."""
+        counted = {
+            "live": len(self.live),
+            "restart": len(self._stopped),
+            "finished_unreleased": self._shared.feed.successes,
+            "failed_unreleased": self._shared.feed.failures,
+            "released": self._shared.fences.released,
+            "retired": self._shared.fences.retired,
+        }
+        return {"admitted": sum(counted.values()) - counted["restart"], **counted}
+
+    def restarts(self) -> dict[str, str]:
+        """Return the live rollouts that a cut would list in state ``restart``, with the reason."""
+        found = dict.fromkeys(self._restart_only, "restart_only")
+        return found | {rollout_id: self.live[rollout_id].restart or "other" for rollout_id in self._stopped}
+
+    def page(self, after: str, max_items: int, max_bytes: int, state: str | None) -> Page:
+        """Return one page of the live and finished rollouts, by id.
+
+        Args:
+            after: the last id of the page before, or anything that sorts there.
+            max_items: the most items.
+            max_bytes: the most bytes of the whole page, unless it holds a single item.
+            state: only rollouts in this state, or None.
+        """
+        if self._sorted is None:
+            self._sorted = sorted({*self.live, *self._shared.feed.ids()})
+        items: list[bytes] = []
+        size = 256  # What stands around the items.
+        last = after
+        for at in range(bisect_right(self._sorted, after), len(self._sorted)):
+            described = self.describe(self._sorted[at])
+            if described is None or (state is not None and described["state"] != state):
+                continue
+            item = encode(described)
+            if items and (len(items) >= max_items or size + len(item) + 1 > max_bytes):
+                return Page(tuple(items), last, more=True)
+            items.append(item)
+            size += len(item) + 1
+            last = self._sorted[at]
+        return Page(tuple(items), last, more=False)
+
+    def describe(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return one rollout as in the schema ``rollout``, or None if this incarnation does not know it."""
+        if (entry := self.live.get(rollout_id)) is not None:
+            rollout = entry.rollout
+            return {
+                "rollout_id": rollout_id,
+                "attempt": rollout.attempt,
+                "state": "restart" if entry.restart else rollout.activity,
+                "turns_done": rollout.turns_done,
+                "open_turn": rollout.open_turn,
+                "environment": rollout.start.environment,
+                "task_digest": rollout.start.task_digest,
+                "since_ms": max(0, round((self.now() - rollout.since) * 1000)),
+            }
+        if (finished := self._shared.feed.get(rollout_id)) is not None:
+            return {
+                "rollout_id": rollout_id,
+                "attempt": finished.receipt.attempt,
+                "state": "finished" if finished.success else "failed",
+                "turns_done": finished.turns_done,
+                "open_turn": None,
+                "environment": finished.environment,
+                "task_digest": finished.task_digest,
+                "receipt": finished.receipt.as_json(),
+                "since_ms": max(0, round((self.now() - finished.at) * 1000)),
+            }
+        if (stone := self._shared.fences.tombstone(rollout_id)) is not None:
+            return {"rollout_id": rollout_id, "attempt": stone.attempt, "state": stone.kind}
+        return None
+
+    # --- restoring ----------------------------------------------------------------------------------------------------
+
+    def build(self, payloads: Iterable[tuple[bytes, int]], policy: Policy | None) -> list[Entry]:
+        """Return the restored rollouts, built aside and parked.
+
+        Args:
+            payloads: what was saved, and the attempt as which it continues.
+            policy: replaces the saved ones, or None.
+
+        Raises:
+            NotJson: a payload cannot be read.
+        """
+        built = []
+        for payload, attempt in payloads:
+            saved = read_payload(payload)
+            if saved.start is None:
+                continue
+            rollout = Rollout(saved.start, self, attempt=attempt, policy=policy or saved.policy)
+            rollout.state = saved.state
+            rollout.turns_done = saved.turns_done
+            rollout.effects = saved.effects
+            rollout.policy_versions = list(saved.policy_versions)
+            rollout.data_refs = list(saved.data_refs)
+            rollout.usage = dict(saved.usage or {})
+            rollout.activity = "parked"
+            built.append(Entry(rollout, start_text(saved.start)))
+        return built
+
+    def install(self, built: Iterable[Entry], results: Sequence[Finished]) -> None:
+        """Make restored rollouts and results current in one step; all earlier work is fenced and dropped.
+
+        The parts must have been installed before, so that the first record of each rollout holds what they hold.
+        """
+        kept = {finished.receipt for finished in results}
+        for rollout_id, entry in list(self.live.items()):
+            self._shared.fences.raise_to(rollout_id, entry.rollout.attempt)
+            self._remove(entry)
+        for finished in self._shared.feed.all():
+            dropped = finished.receipt.attempt - (finished.receipt in kept)
+            self._shared.fences.raise_to(finished.receipt.rollout_id, dropped)
+        self._shared.feed.renew(results)
+        for entry in built:
+            self._insert(entry)
+            self._shared.fences.raise_to(entry.rollout.rollout_id, entry.rollout.attempt - 1)
+            self._shared.store.put(self._record(entry))
+        self._sorted = None
+
+    def continue_restored(self) -> None:
+        """Run every restored rollout (CKPT-RESTORE-039)."""
+        for entry in self.live.values():
+            if entry.task is None and entry.restart is None:
+                entry.rollout.activity = "running"
+                self._run(entry)
+
+    def discard_installed(self) -> None:
+        """Drop and fence what a restore installed and nobody resumed (CKPT-ABORT-007, CKPT-ABORT-008)."""
+        for rollout_id, entry in list(self.live.items()):
+            self._shared.fences.raise_to(rollout_id, entry.rollout.attempt)
+            self._remove(entry)
+            self._shared.drop(rollout_id)
+            self._shared.fences.bury(rollout_id, Tombstone(entry.rollout.attempt, "retired"))
+        for rollout_id in list(self._shared.feed.ids()):
+            self._shared.feed.remove(rollout_id)
+        self._sorted = None
+
+    async def close(self) -> None:
+        """Stop every task; the process is about to end."""
+        tasks = [entry.task for entry in self.live.values() if entry.task is not None] + list(self._stopping)
+        for entry in self.live.values():
+            entry.rollout.ended = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

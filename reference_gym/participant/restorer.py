@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One restore: verify → close the gate → wait for handlers → build aside → install in one step.
+
+It runs as a task of its own. Until the installing step, which does not await, an abort cancels it and everything is as it
+was before; each failure leaves everything as before as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reference_gym.participant.committing import shared_future
+from reference_gym.participant.errors import Internal, NotReady, ProtocolError, StaleCheckpoint
+from reference_gym.participant.gate import MAX_BLOCKERS
+from reference_gym.participant.machine import Step
+from reference_gym.participant.reading import ReadStopped, Source, read_source
+from reference_gym.participant.registry import Entry
+from reference_gym.participant.restoring import Plan, make_plan, require_above_fences
+from reference_gym.participant.state import CannotContinue, Part, Policy
+from spec.messages import RestoreRequest
+
+if TYPE_CHECKING:
+    from reference_gym.participant.core import Core
+
+logger = logging.getLogger(__name__)
+
+
+class Restorer:
+    """The work of one restore; ``outcome`` is done when it has been decided.
+
+    Args:
+        core: the participant.
+        request: what the controller asks for.
+        directory: the confined source, or None for ``source: null``.
+        deadline: until when it waits for handlers, in the participant's monotonic seconds.
+    """
+
+    def __init__(self, core: Core, request: RestoreRequest, directory: Path | None, deadline: float) -> None:
+        self.outcome: asyncio.Future[None] = shared_future()
+        self._core = core
+        self._request = request
+        self._directory = directory
+        self._deadline = deadline
+        self._stop = threading.Event()
+        self._built: list[tuple[Part, Any]] = []
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"restore {request.checkpoint_id}")
+
+    def abandon(self) -> None:
+        """Cancel the work before its installing step, and answer at once whoever waits for it (CKPT-ABORT-006)."""
+        self._stop.set()
+        self._task.cancel()
+        if not self.outcome.done():
+            self.outcome.set_exception(StaleCheckpoint(f"checkpoint {self._request.checkpoint_id} has ended"))
+
+    async def _run(self) -> None:
+        core = self._core
+        error: ProtocolError = StaleCheckpoint(f"checkpoint {self._request.checkpoint_id} has ended")
+        try:
+            await self._restore()
+        except ProtocolError as refusal:
+            error = refusal
+        except (asyncio.CancelledError, ReadStopped):
+            pass
+        except Exception as failure:
+            logger.exception("restore %s failed", self._request.checkpoint_id)
+            error = Internal(f"building the state failed with {type(failure).__name__}")
+        else:
+            self.outcome.set_result(None)
+            return
+        await self._discard()
+        machine, now = core.machine, core.clock.now()
+        if machine.open is not None and machine.open.ending is not None:
+            core.move(Step(machine.stopped(now)))
+        else:
+            core.move(Step(machine.restore_failed(error.code, now)))
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+    async def _restore(self) -> None:
+        core = self._core
+        source = await self._read()
+        plan = make_plan(self._request, source, core.config, core.owns)
+        core.move(Step(core.machine.verified(core.clock.now())))
+        await self._quiesce()
+        plan = await self._build_parts(plan)
+        entries = self._build_rollouts(plan)
+        require_above_fences(self._request, core.highest)
+        opened = core.machine.open
+        if opened is None or opened.ending is not None:
+            raise asyncio.CancelledError
+        self._install(plan, source, entries)
+
+    async def _read(self) -> Source:
+        if self._directory is None or self._request.source is None:
+            return Source()
+        return await asyncio.to_thread(
+            read_source,
+            self._directory,
+            self._request.source.manifest_digest,
+            self._core.config,
+            self._request.run_id,
+            self._request.source.checkpoint_id,
+            frozenset(rollout.rollout_id for rollout in self._request.rollouts),
+            self._stop,
+        )
+
+    async def _quiesce(self) -> None:
+        """Wait for the handlers that run in this participant, not for turns (CKPT-RESTORE-011, CKPT-RESTORE-012).
+
+        Raises:
+            NotReady: they still run when the time limit has passed, naming them.
+        """
+        while self._core.gate.handlers:
+            if not await self._core.wait_move(self._deadline):
+                blockers = [blocker.as_json() for blocker in self._core.gate.blockers(handlers_only=True)]
+                raise NotReady(
+                    f"{len(blockers)} handlers still run here",
+                    checkpoint_id=self._request.checkpoint_id,
+                    blockers=blockers[:MAX_BLOCKERS],
+                )
+
+    async def _build_parts(self, plan: Plan) -> Plan:
+        """Build every part aside; rollouts that one of them cannot continue are left out of all."""
+        while True:
+            try:
+                for part in self._core.parts:
+                    self._built.append((part, await part.build(plan.for_part(part.name))))
+            except CannotContinue as refusal:
+                await self._discard()
+                plan = plan.without(refusal.reasons)
+            else:
+                return plan
+
+    def _build_rollouts(self, plan: Plan) -> list[Entry]:
+        registry = self._core.registry
+        if registry is None:
+            return []
+        given = self._request.policy
+        policy = None if given is None else Policy(given.base_url, given.model, given.api)
+        return registry.build(plan.payloads.values(), policy)
+
+    def _install(self, plan: Plan, source: Source, entries: list[Entry]) -> None:
+        """Make what was built current, in one step: nothing in here awaits (CKPT-RESTORE-019)."""
+        core, request = self._core, self._request
+        built, self._built = self._built, []
+        for part, state in built:
+            part.install(state)
+        core.install(plan, source, entries)
+        for fence in request.fences:
+            core.fences.raise_to(fence.rollout_id, fence.through_attempt)
+        outcome = {
+            "restored_count": len(plan.payloads),
+            "restarts": [{"rollout_id": key, "reason": reason} for key, reason in sorted(plan.restarts.items())],
+            "results_count": len(plan.results),
+        }
+        core.move(Step(core.machine.installed(outcome)))
+
+    async def _discard(self) -> None:
+        built, self._built = self._built, []
+        for part, state in built:
+            try:
+                await part.discard(state)
+            except asyncio.CancelledError:
+                pass
+            except Exception:
+                logger.exception("part %s could not discard what it had built", part.name)
