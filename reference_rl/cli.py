@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `reference-rl`.
+
+Exit codes: 0 done · 1 unexpected · 2 usage or settings · 3 a violated invariant, evidence saved · 4 a Gym cannot be reached or
+recovered · 5 superseded by a higher controller · 6 refused as incompatible · 143 stopped by SIGTERM after a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reference_rl.errors import InvariantViolated, RlError, SnapshotDamaged
+from reference_rl.managed import ManagedSession
+from reference_rl.older import OlderSession
+from reference_rl.session import EXIT_DONE, Session
+from reference_rl.settings import RunSettings, load_settings
+from reference_rl.snapshots import SnapshotStore
+from spec import wire
+
+app = typer.Typer(help="The reference RL client of the Gym Checkpoint Protocol.", no_args_is_help=True)
+snapshots = typer.Typer(help="Look at the published snapshots of a run.", no_args_is_help=True)
+app.add_typer(snapshots, name="snapshots")
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="run.yaml of the run.")]
+
+
+@app.command()
+def run(config: Config) -> None:
+    """Run, or go on after a crash: the same command. SIGUSR1 takes a snapshot, SIGTERM takes one and stops."""
+    raise typer.Exit(run_to_end(load_settings(config)))
+
+
+def run_to_end(settings: RunSettings) -> int:
+    """Run one process of a run; return its exit code."""
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: RunSettings) -> int:
+    session: Session = ManagedSession(settings) if settings.switches.tracks_rollouts else OlderSession(settings)
+    try:
+        if session.is_done():
+            session.events.emit("done", already=True)
+            return EXIT_DONE
+        return await session.run()
+    except InvariantViolated as error:
+        session.events.emit("invariant_violated", reason=str(error), evidence=str(session.save_evidence(error)))
+        raise
+    except RlError as error:
+        session.events.emit("failed_run", reason=str(error), kind=type(error).__name__)
+        raise
+    finally:
+        session.close()
+
+
+@snapshots.command("list")
+def list_snapshots(config: Config) -> None:
+    """List the published snapshots, the newest first."""
+    store = _store(config)
+    for checkpoint_id in store.ids():
+        try:
+            manifest = store.read(checkpoint_id).manifest
+        except SnapshotDamaged as error:
+            typer.echo(f"{checkpoint_id}  damaged: {error}")
+            continue
+        held = ", ".join(gym.alias for gym in manifest.gyms if gym.included) or "RL state only"
+        typer.echo(f"{checkpoint_id}  step {manifest.trainer_step}  {held}  {len(manifest.files)} files")
+
+
+@snapshots.command("verify")
+def verify_snapshots(config: Config) -> None:
+    """Verify every byte of every snapshot; exit code 1 when one is damaged."""
+    store, damaged = _store(config), 0
+    for checkpoint_id in store.ids():
+        try:
+            store.verify(checkpoint_id)
+            typer.echo(f"{checkpoint_id}  ok")
+        except SnapshotDamaged as error:
+            damaged += 1
+            typer.echo(f"{checkpoint_id}  damaged: {error}")
+    raise typer.Exit(1 if damaged else 0)
+
+
+@snapshots.command("show")
+def show_snapshot(config: Config, checkpoint_id: Annotated[str, typer.Argument(help="<epoch>-<sequence>")]) -> None:
+    """Show one snapshot: its manifest, and what every index says about each rollout."""
+    snapshot = _store(config).read(wire.parse_checkpoint_id(checkpoint_id))
+    typer.echo(snapshot.manifest.to_json())
+    for gym in snapshot.manifest.gyms:
+        for participant in gym.participants:
+            for record in snapshot.index(gym.alias, participant.name).values():
+                typer.echo(
+                    f"{gym.alias}/{participant.name}  {wire.rollout_key(record.rollout_id, record.attempt)}"
+                    f"  {record.state}  turns {record.turns_done}  {record.reason or ''}".rstrip()
+                )
+
+
+def _store(config: Path) -> SnapshotStore:
+    settings = load_settings(config)
+    return SnapshotStore(settings.run_dir / "snapshots", settings.run_id, settings.run_dir)
+
+
+def main() -> None:
+    """Run the command; an error of this package becomes one line and its exit code."""
+    try:
+        app()
+    except RlError as error:
+        sys.stderr.write(f"reference-rl: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

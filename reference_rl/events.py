@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`events.jsonl`: one JSON line per event of a run, written as it happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from spec import durable
+
+
+class Events:
+    """The event log of a run, and the counters that follow from it.
+
+    Args:
+        path: the file; lines are added to what is there. ``None`` keeps the counters alone.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+        self._file = os.fdopen(os.open(path, flags, durable.FILE_MODE), "ab", buffering=0) if path else None
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write one event with the present time (``t``, seconds since 1970) and count it."""
+        self.counters[event] += 1
+        if self._file is not None:
+            line = json.dumps({"event": event, "t": time.time(), **fields}, default=str)
+            # One write per line: a reader never sees half of one.
+            self._file.write(line.encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns 2 and 3: fixed rollout ids, the results feed, ACKs; with column 3 snapshots hold the Gyms' state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import httpx
+
+from reference_rl import queries
+from reference_rl.checkpointer import Checkpointer
+from reference_rl.client import make_http
+from reference_rl.control import best_effort
+from reference_rl.deployment import Deployment
+from reference_rl.errors import Incompatible, RecoveryFailed
+from reference_rl.recovery import Recovery, RestartReport
+from reference_rl.restorer import GymReport, Restorer, RestoreLimits
+from reference_rl.rollouts import RolloutManager
+from reference_rl.session import EXIT_DONE, Session
+
+SETTLE_AT_END_S = 10.0
+"""How long the last ACKs may take at the end of a run, in seconds."""
+
+
+class ManagedSession(Session):
+    """One process of a run in column 2 or 3."""
+
+    async def run(self) -> int:
+        """Recover, run to the end or to SIGTERM, return the exit code."""
+        self.events.emit("started", column=self.settings.column, run_id=self.settings.run_id)
+        async with make_http(self.settings.client.build(), self.transport) as http:
+            self._assemble(http)
+            with self.signals():
+                report = await self.recovery.start(trainer_survives=self.settings.trainer.survives)
+                if self.is_restart:
+                    self._report_restart(report)
+                done = {gym.alias for gym in report.gyms}
+                tasks = [asyncio.create_task(self._run_gym(gym, gym.alias in done)) for gym in self.gyms]
+                tasks.append(asyncio.create_task(self.snapshot_loop()))
+                code = await self.until_done(*tasks)
+            if code == EXIT_DONE:
+                for manager in self.managers.values():
+                    await best_effort(manager.settle_debts(), SETTLE_AT_END_S)
+                self.write_results()
+                self.events.emit("done", **self.ledger.read(queries.counts))
+        return code
+
+    def _assemble(self, http: httpx.AsyncClient) -> None:
+        settings = self.settings
+        token = settings.tokens.control.read()
+        self.gyms = [
+            Deployment(
+                gym.alias,
+                gym.urls,
+                http,
+                self.tenure.controller,
+                token=token,
+                settings=settings.client.build(),
+                optional=gym.optional,
+            )
+            for gym in settings.gyms
+        ]
+        dirs = {gym.alias: str(gym.snapshot_dir) for gym in settings.gyms if gym.snapshot_dir is not None}
+        environments: dict[str, set[str]] = {}
+        for group in settings.groups():
+            environments.setdefault(group.gym, set()).update(r.environment for r in group.rollouts)
+        limits = RestoreLimits(
+            settings.snapshot.durable_timeout_ms, settings.snapshot.lease_ms, settings.recovery.restore_tries
+        )
+        policy = settings.policy.to_object()
+        self.restorer = Restorer(
+            self.tenure,
+            self.ledger,
+            self.store,
+            self.events,
+            policy,
+            limits,
+            snapshot_dirs=dirs,
+            max_failures=settings.max_failures,
+        )
+        self.recovery = Recovery(
+            self.tenure,
+            self.gyms,
+            self.ledger,
+            self.store,
+            self.plane,
+            self.restorer,
+            settings.recovery,
+            settings.switches,
+            self.events,
+            environments,
+        )
+        self.managers = {
+            gym.alias: RolloutManager(
+                gym,
+                self.ledger,
+                self.tenure,
+                self.events,
+                policy,
+                max_batch=settings.max_batch,
+                max_live=settings.max_live,
+                max_failures=settings.max_failures,
+                health_s=settings.recovery.health_s,
+                on_result=self.changed.set,
+            )
+            for gym in self.gyms
+        }
+        self.checkpointer = Checkpointer(
+            self.tenure,
+            self.gyms,
+            self.ledger,
+            self.store,
+            self.plane,
+            settings.snapshot,
+            settings.switches,
+            self.events,
+            settle_acks=self._settle_all,
+            snapshot_dirs=dirs,
+        )
+        self.checkpointer.lost_gym = lambda alias: self.managers[alias].lose()
+
+    async def _settle_all(self) -> None:
+        for manager in self.managers.values():
+            if manager.gym.participants:
+                await manager.settle_debts()
+
+    async def _run_gym(self, gym: Deployment, is_up: bool) -> None:
+        manager = self.managers[gym.alias]
+        while True:
+            if is_up:
+                await manager.run()
+            is_up = False
+            self.events.emit("gym_lost", gym=gym.alias)
+            try:
+                async with self.tenure.lock:
+                    report = await self.recovery.recover_gym(gym)
+            except (RecoveryFailed, Incompatible) as error:
+                # The others go on; this one is asked again for as long as the run lasts.
+                self.events.emit("gym_away", gym=gym.alias, reason=str(error))
+                await asyncio.sleep(self.settings.recovery.health_s)
+                continue
+            is_up = True
+            self.events.emit("gym_recovered", **_report(report))
+            self.changed.set()
+
+    def _report_restart(self, report: RestartReport) -> None:
+        fated = {f.rollout_id: asdict(f) for gym in report.gyms for f in gym.rollouts}
+        rows = []
+        for row in self.ledger.read(queries.rollouts):
+            rest = {
+                "rollout_id": row.rollout_id,
+                "group": row.group,
+                "sibling": row.sibling,
+                "how": "reused" if row.state != "unfinished" else "not started",
+                "attempt": row.attempt,
+                "turns_done": 0,
+                "reason": f"the ledger calls it {row.state}",
+            }
+            rows.append(fated.get(row.rollout_id, rest))
+        snapshots = sorted({gym.snapshot_id for gym in report.gyms if gym.snapshot_id})
+        point = report.point.snapshot
+        self.events.emit(
+            "restarted",
+            snapshot=snapshots[-1] if snapshots else (str(point.checkpoint_id) if point else None),
+            rl_from=report.point.how,
+            gyms={gym.alias: gym.how for gym in report.gyms},
+            refused=sorted({text for gym in report.gyms for text in gym.refused} | set(report.point.refused)),
+            dropped=report.dropped,
+            rollouts=rows,
+        )
+
+
+def _report(report: GymReport) -> Mapping[str, object]:
+    return {
+        "gym": report.alias,
+        "how": report.how,
+        "snapshot": report.snapshot_id,
+        "refused": report.refused,
+        "rollouts": [asdict(fated) for fated in report.rollouts],
+    }

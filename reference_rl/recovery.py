@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The restart sequence: from whatever a crash left to a run that goes on.
+
+Order: sweep foreign drafts → discover → claim an epoch and become known everywhere → read what living Gyms say → choose where
+RL goes on → one ledger transaction with the epoch and every next attempt → data plane → participants (paused) → resume.
+What is left is started by the dispatcher; token rows that nothing refers to go last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from reference_rl import epochs, queries, transitions
+from reference_rl.columns import Switches
+from reference_rl.control import Tenure, abort_everywhere
+from reference_rl.dataplane import DataPlane, import_rows
+from reference_rl.deployment import Deployment
+from reference_rl.errors import Incompatible, RecoveryFailed, RlError, SnapshotDamaged, Superseded
+from reference_rl.events import Events
+from reference_rl.ledger import Ledger, open_copy
+from reference_rl.records import Reservation, RolloutRow
+from reference_rl.restore_plan import RestorePlan
+from reference_rl.restorer import Fated, GymReport, Restorer
+from reference_rl.rows import rows_of_cut, rows_of_live, rows_of_results
+from reference_rl.settings import RecoverySettings
+from reference_rl.snapshots import LEDGER_FILE, ROWS_FILE, Snapshot, SnapshotStore
+from spec import messages, wire
+
+_NOTHING: Final = wire.CheckpointId(0, 0)
+"""An upper limit below every snapshot."""
+
+CLAIMS: Final = 3
+"""How often an epoch is picked again when a higher controller refused the first call."""
+
+
+@dataclass(frozen=True)
+class RestartPoint:
+    """Where RL goes on.
+
+    Attributes:
+        how: with the ledger's own training state, a snapshot's, the fallback marker's, or none.
+        step: the trainer's step there.
+        weights_version: the weights version there.
+        snapshot: the snapshot chosen for RL.
+        refused: what was passed over, and why.
+    """
+
+    how: Literal["ledger", "snapshot", "marker", "clean"]
+    step: int
+    weights_version: int
+    snapshot: Snapshot | None = None
+    refused: tuple[str, ...] = ()
+
+
+@dataclass
+class RestartReport:
+    """What a restart did."""
+
+    point: RestartPoint
+    gyms: list[GymReport] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+
+class Recovery:
+    """Runs the restart sequence for a run's Gyms.
+
+    Args:
+        tenure: the controller's tenure; its claim is made here.
+        gyms: the Gyms of the run.
+        ledger: the run's ledger.
+        store: the snapshots.
+        plane: the data plane.
+        restorer: brings single Gyms back.
+        settings: waits and the salvage rule.
+        switches: what the column turns on.
+        events: where what happened is written.
+        environments: alias → the environments that the run needs there.
+    """
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        gyms: Sequence[Deployment],
+        ledger: Ledger,
+        store: SnapshotStore,
+        plane: DataPlane,
+        restorer: Restorer,
+        settings: RecoverySettings,
+        switches: Switches,
+        events: Events,
+        environments: Mapping[str, set[str]],
+    ) -> None:
+        self._tenure = tenure
+        self._gyms = gyms
+        self._ledger = ledger
+        self._store = store
+        self._plane = plane
+        self._restorer = restorer
+        self._settings = settings
+        self._switches = switches
+        self._events = events
+        self._environments = environments
+
+    async def start(self, *, trainer_survives: bool) -> RestartReport:
+        """Bring the run to the point where rollouts can be dispatched.
+
+        Args:
+            trainer_survives: the trainer goes on at the step that the ledger last recorded; otherwise it comes back at the step
+                of the snapshot.
+
+        Raises:
+            Incompatible: a Gym cannot be used; names every difference.
+            RecoveryFailed: a Gym did not come back within its limit.
+            Superseded: a higher controller has taken over.
+        """
+        self._store.sweep()
+        away = await self._discover_all()
+        present = [gym for gym in self._gyms if gym.alias not in away]
+        fresh = await self._fresh(present)
+        await self.take_office(present)
+        point = await asyncio.to_thread(self.choose_point, trainer_survives=trainer_survives)
+        report = RestartReport(point)
+        adopted = [gym for gym in present if self._adoptable(gym, point)]
+        restored = [gym for gym in present if gym not in adopted]
+        for gym in restored:
+            if gym.alias not in fresh:
+                await self._restorer.read_feed(gym)
+        report.dropped = await self._go_to(point)
+        await self._restore_all(restored, fresh, point, report)
+        for gym in adopted:
+            report.gyms.append(await self._restorer.adopt(gym))
+            await self._ledger.do(transitions.record_incarnations, gym.alias, gym.incarnations())
+        await self.delete_unreferenced_rows()
+        return report
+
+    async def recover_gym(self, gym: Deployment) -> GymReport:
+        """Bring one Gym back that died, wholly or in part, while RL lives; RL does not roll back.
+
+        Raises:
+            RecoveryFailed: it did not come back within its limit.
+        """
+        known = self._ledger.read(queries.incarnations, gym.alias)
+        await self._reach(gym, known)
+        gym.check(self._switches, self._environments.get(gym.alias, ()))
+        await self._adopt_controller([gym])
+        if known == gym.incarnations() and not self._ledger.read(queries.restore_is_open, gym.alias):
+            return await self._restorer.adopt(gym)
+        await self._restorer.read_feed(gym)
+        if self._switches.captures_gyms:
+            return await self._restorer.restore(gym)
+        return await self._start_over(gym)
+
+    # --- steps ---------------------------------------------------------------------------------------------------------
+
+    async def _discover_all(self) -> set[str]:
+        away: set[str] = set()
+
+        async def one(gym: Deployment) -> None:
+            known = self._ledger.read(queries.incarnations, gym.alias)
+            try:
+                await self._reach(gym, known)
+                gym.check(self._switches, self._environments.get(gym.alias, ()))
+            except (RecoveryFailed, Incompatible) as error:
+                if not gym.optional:
+                    raise
+                away.add(gym.alias)
+                self._events.emit("gym_away", gym=gym.alias, reason=str(error))
+
+        await asyncio.gather(*(one(gym) for gym in self._gyms))
+        return away
+
+    async def _reach(self, gym: Deployment, required: Mapping[str, str]) -> None:
+        end = time.monotonic() + self._settings.reach_s
+        while True:
+            try:
+                await gym.discover(required)
+            except (Superseded, Incompatible):
+                raise
+            except (RlError, OSError, ValueError, KeyError) as error:
+                if time.monotonic() >= end:
+                    participant = getattr(error, "participant", None)
+                    raise RecoveryFailed(gym.alias, f"it cannot be reached: {error}", participant) from error
+                await asyncio.sleep(0.2)
+                continue
+            found = {p.name: p.incarnation for p in gym.participants}
+            self._events.emit("discovered", gym=gym.alias, participants=found)
+            return
+
+    async def _fresh(self, gyms: Sequence[Deployment]) -> set[str]:
+        """Return the Gyms that never heard of any controller and that the ledger never used: nothing is to be reset there."""
+        found = set()
+        for gym in gyms:
+            statuses = [await participant.client.status() for participant in gym.participants]
+            if all(status.fresh for status in statuses) and not self._ledger.read(queries.incarnations, gym.alias):
+                found.add(gym.alias)
+        return found
+
+    async def take_office(self, gyms: Sequence[Deployment]) -> None:
+        """Claim an epoch above every known one and abort ``<epoch>-0`` everywhere.
+
+        Raises:
+            Superseded: refused after three more picks, or by a controller that came after the first call had succeeded.
+        """
+        seen = self._ledger.read(queries.highest_epoch)
+        refusal: Superseded | None = None
+        for _ in range(1 + CLAIMS):
+            seen = max(seen, await self._highest_epoch(gyms))
+            claim = await asyncio.to_thread(epochs.claim, self._store.root.parent, self._tenure.controller.id, seen)
+            self._tenure.take_office(claim)
+            try:
+                await self._adopt_controller(gyms)
+            except Superseded as error:
+                refusal = error
+                continue
+            self._events.emit("in_office", epoch=claim.epoch, controller=self._tenure.controller.id)
+            return
+        raise Superseded(f"refused {1 + CLAIMS} times, the last time: {refusal}")
+
+    async def _highest_epoch(self, gyms: Sequence[Deployment]) -> int:
+        highest = 0
+        for gym in gyms:
+            for participant in gym.participants:
+                status = await participant.client.status()
+                highest = max(highest, status.controller.epoch if status.controller else 0)
+        return highest
+
+    async def _adopt_controller(self, gyms: Sequence[Deployment]) -> None:
+        participants = [participant for gym in gyms for participant in gym.participants]
+        outcomes = await abort_everywhere(participants, str(self._tenure.first_id()), 10_000)
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        for error in errors:
+            if isinstance(error, Superseded):
+                raise error
+        stale = [e for e in errors if getattr(e, "code", None) == "stale_checkpoint"]
+        # A participant that this controller has used before answers stale_checkpoint to its first id: it knows us.
+        for error in errors:
+            if error not in stale:
+                raise RecoveryFailed(str(getattr(error, "participant", "a participant")), f"abort failed: {error}")
+
+    def choose_point(self, *, trainer_survives: bool) -> RestartPoint:
+        """Return where RL goes on: the newest snapshot that verifies, the marker when its trainer checkpoint is newer, or nothing."""
+        step, weights = self._ledger.read(queries.trainer)
+        if trainer_survives:
+            return RestartPoint("ledger", step, weights)
+        refused: list[str] = []
+        snapshot: Snapshot | None = None
+        for checkpoint_id in self._store.ids():
+            try:
+                snapshot = self._store.verify(checkpoint_id)
+                break
+            except SnapshotDamaged as error:
+                refused.append(f"{checkpoint_id}: {error}")
+        marker = self._marker(refused)
+        saved_step = (snapshot.manifest.trainer_step or 0) if snapshot is not None else -1
+        if marker is not None and marker.trainer_step > saved_step:
+            return RestartPoint("marker", marker.trainer_step, marker.weights_version, None, tuple(refused))
+        if snapshot is not None:
+            manifest = snapshot.manifest
+            return RestartPoint("snapshot", saved_step, manifest.weights_version or 0, snapshot, tuple(refused))
+        return RestartPoint("clean", 0, 0, None, tuple(refused))
+
+    def _marker(self, refused: list[str]) -> messages.FallbackMarker | None:
+        try:
+            return self._store.marker()
+        except SnapshotDamaged as error:
+            refused.append(str(error))
+            return None
+
+    def _adoptable(self, gym: Deployment, point: RestartPoint) -> bool:
+        step, _ = self._ledger.read(queries.trainer)
+        known = self._ledger.read(queries.incarnations, gym.alias)
+        open_restore = self._ledger.read(queries.restore_is_open, gym.alias)
+        return bool(known) and known == gym.incarnations() and step == point.step and not open_restore
+
+    async def _go_to(self, point: RestartPoint) -> list[str]:
+        """Roll training back to the restart point; results are facts and stay where the salvage rule allows it."""
+        step, _ = self._ledger.read(queries.trainer)
+        if point.how == "ledger":
+            return []
+        consumed: dict[str, int] = {}
+        facts: set[str] = set()
+        if point.snapshot is not None:
+            con = open_copy(point.snapshot.path / LEDGER_FILE)
+            try:
+                consumed = queries.consumption(con)
+                saved_results = queries.result_rows(con)
+                saved_attempts = {row.rollout_id: row.attempt for row in queries.rollouts(con)}
+            finally:
+                con.close()
+            facts = {row["rollout_id"] for row in saved_results}
+            await self._ledger.do(transitions.merge_results, saved_results, saved_attempts)
+        elif point.how == "marker":
+            consumed = {r: s for r, s in self._ledger.read(queries.consumption).items() if s <= point.step}
+        if step == point.step and consumed == self._ledger.read(queries.consumption):
+            return []
+        dropped = await self._ledger.do(
+            transitions.roll_back_training,
+            point.step,
+            point.weights_version,
+            consumed,
+            newest_weights=point.weights_version if self._settings.salvage == "weights" else None,
+            facts=facts,
+        )
+        self._events.emit("rolled_back", step=point.step, weights_version=point.weights_version, dropped=dropped)
+        return dropped
+
+    async def _restore_all(
+        self, gyms: Sequence[Deployment], fresh: set[str], point: RestartPoint, report: RestartReport
+    ) -> None:
+        plans: dict[str, tuple[RestorePlan, Snapshot | None, GymReport]] = {}
+        extra = _left_out(point.snapshot)
+        restored = [gym for gym in gyms if self._switches.captures_gyms and gym.alias not in fresh]
+        not_newer = point.snapshot.checkpoint_id if point.snapshot is not None else None
+        for gym in restored:
+            gym_report = GymReport(gym.alias, "restored", refused=list(point.refused))
+            snapshot = None
+            if point.how in ("snapshot", "ledger"):
+                snapshot = await asyncio.to_thread(self._restorer.saved_gym, gym, not_newer, gym_report)
+            highest = await self._highest_attempts(gym)
+            plan = await asyncio.to_thread(self._restorer.plan, gym, snapshot, {}, highest, extra.get(gym.alias, {}))
+            plans[gym.alias] = (plan, snapshot, gym_report)
+        wishes = {
+            alias: (plan.reservations(_origin(snapshot)), plan.awaited())
+            for alias, (plan, snapshot, _) in plans.items()
+        }
+        # One transaction: the epoch, and every attempt before it is sent to anybody.
+        claim = self._tenure.claim
+        assert claim is not None
+        attempts = await self._ledger.do(transitions.open_recovery, claim.epoch, claim.controller_id, wishes)
+        if point.snapshot is not None:
+            await import_rows(self._plane, point.snapshot.path / ROWS_FILE)
+
+        async def one(gym: Deployment) -> GymReport:
+            if gym.alias in plans:
+                plan, snapshot, gym_report = plans[gym.alias]
+                limit = not_newer if point.how in ("snapshot", "ledger") else _NOTHING
+                return await self._restorer.restore(
+                    gym,
+                    not_newer=limit,
+                    first_plan=(plan, snapshot, attempts[gym.alias]),
+                    report=gym_report,
+                    extra_restarts=extra.get(gym.alias, {}),
+                )
+            return await self._start_over(gym)
+
+        report.gyms += await asyncio.gather(*(one(gym) for gym in gyms))
+
+    async def _start_over(self, gym: Deployment) -> GymReport:
+        """Begin at turn 1 with whatever is unfinished and was sent before: columns without the Gym's state, and first starts."""
+        report = GymReport(gym.alias, "started over")
+        highest = await self._highest_attempts(gym)
+        rows = self._ledger.read(queries.unfinished, gym.alias)
+        again = [row for row in rows if row.sent or row.rollout_id in highest]
+        await self._restorer.retire_everywhere(
+            gym, [(row.rollout_id, max(row.attempt, highest.get(row.rollout_id, -1))) for row in again if row.sent]
+        )
+        kept = {receipt.rollout_id for receipt in self._ledger.read(queries.kept, gym.alias)}
+        wishes = [
+            Reservation(row.rollout_id, "started over", highest.get(row.rollout_id, -1))
+            for row in again
+            if row.rollout_id not in kept
+        ]
+        attempts = await self._ledger.do(transitions.reserve, wishes, self._tenure.epoch)
+        await self._ledger.do(transitions.close_restore, gym.alias, gym.incarnations(), ())
+        for row in again:
+            how = "kept" if row.rollout_id in kept else "restarted"
+            report.rollouts.append(
+                _fated(row, how, attempts.get(row.rollout_id, row.attempt), "its Gym's state was not saved")
+            )
+        return report
+
+    async def _highest_attempts(self, gym: Deployment) -> dict[str, int]:
+        try:
+            listed = await self._restorer.list_rollouts(gym)
+        except Superseded:
+            raise
+        except RlError:
+            return {}
+        return {rollout_id: rollout.attempt for rollout_id, rollout in listed.items()}
+
+    async def delete_unreferenced_rows(self) -> int:
+        """Delete the token rows that no saved turn, no result and no live attempt refers to; return how many went."""
+        listed = await self._plane.list()
+        if not listed:
+            return 0
+        wanted = await asyncio.to_thread(self._referenced, listed)
+        return await self._plane.delete([key for key in listed if key not in wanted])
+
+    def _referenced(self, listed: Sequence[Any]) -> set[Any]:
+        wanted = self._ledger.read(rows_of_results, listed) | self._ledger.read(rows_of_live, listed)
+        for checkpoint_id in self._store.ids():
+            try:
+                snapshot = self._store.read(checkpoint_id)
+                for gym in snapshot.manifest.gyms:
+                    for participant in gym.participants:
+                        if "rollouts" in participant.owns:
+                            index = snapshot.index(gym.alias, participant.name)
+                            wanted |= self._ledger.read(rows_of_cut, index.values(), listed)
+            except SnapshotDamaged:
+                return set(listed)  # what a damaged snapshot refers to is not known: keep everything
+        return wanted
+
+
+def _origin(snapshot: Snapshot | None) -> str:
+    return f"restore of {snapshot.checkpoint_id}" if snapshot is not None else "reset"
+
+
+def _left_out(snapshot: Snapshot | None) -> dict[str, dict[str, str]]:
+    """Return, per Gym, the rollouts that the snapshot chosen for RL lists because their Gym was left out of it."""
+    found: dict[str, dict[str, str]] = {}
+    for (alias, rollout_id), record in (snapshot.restarts() if snapshot is not None else {}).items():
+        if record.reason == "left_out":
+            found.setdefault(alias, {})[rollout_id] = "its Gym was left out of the snapshot"
+    return found
+
+
+def _fated(row: RolloutRow, how: str, attempt: int, reason: str) -> Fated:
+    return Fated(row.rollout_id, row.group, row.sibling, how, attempt, 0, reason)

@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Gym brought back: adopted as it lives, restored from a snapshot, or reset for a clean start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reference_rl import queries, transitions
+from reference_rl.control import Leases, Tenure, abort_everywhere
+from reference_rl.deployment import Deployment, Outcome, Participant, differences, everywhere, raise_first
+from reference_rl.errors import (
+    GymError,
+    Incompatible,
+    InvariantViolated,
+    RecoveryFailed,
+    Refused,
+    RlError,
+    SnapshotDamaged,
+    Superseded,
+)
+from reference_rl.events import Events
+from reference_rl.ledger import Ledger
+from reference_rl.records import Receipt, Reservation, RolloutRow, ServedResult
+from reference_rl.restore_plan import RestorePlan, SavedGym, plan_restore
+from reference_rl.snapshots import Snapshot, SnapshotStore
+from spec import messages, wire
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreLimits:
+    """How a restore is tried: limits in milliseconds, tries in all, and the wait between them in seconds."""
+
+    timeout_ms: int = 60_000
+    lease_ms: int = 60_000
+    tries: int = 5
+    pause_s: float = 0.5
+
+
+@dataclass(frozen=True)
+class Fated:
+    """What happened to one rollout in a recovery, for the report."""
+
+    rollout_id: str
+    group: int
+    sibling: int
+    how: str
+    attempt: int
+    turns_done: int
+    reason: str
+
+
+@dataclass
+class GymReport:
+    """What a recovery did with one Gym."""
+
+    alias: str
+    how: str
+    snapshot_id: str | None = None
+    rollouts: list[Fated] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+class Restorer:
+    """Brings Gyms back, one at a time or together.
+
+    Args:
+        tenure: claim and ids of this controller.
+        ledger: the run's ledger.
+        store: the snapshots.
+        events: where what happened is written.
+        policy: the policy address that continued rollouts call.
+        limits: how a restore is tried.
+        snapshot_dirs: alias → the path under which that Gym sees the directory of the store.
+        max_failures: after so many non-terminal failures a rollout counts as failed.
+    """
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        ledger: Ledger,
+        store: SnapshotStore,
+        events: Events,
+        policy: Mapping[str, str],
+        limits: RestoreLimits,
+        *,
+        snapshot_dirs: Mapping[str, str] | None = None,
+        max_failures: int = 5,
+    ) -> None:
+        self._tenure = tenure
+        self._ledger = ledger
+        self._store = store
+        self._events = events
+        self._policy = dict(policy)
+        self._limits = limits
+        self._snapshot_dirs = dict(snapshot_dirs or {})
+        self._max_failures = max_failures
+
+    # --- what a living Gym says ----------------------------------------------------------------------------------------
+
+    async def read_feed(self, gym: Deployment) -> int:
+        """Read the live feed of the owner of rollouts once: its results are facts. Return how many were saved."""
+        saved = 0
+        after: str | None = None
+        while True:
+            try:
+                page = await gym.owner.client.results(after, 0)
+            except Superseded:
+                raise
+            except GymError:
+                return saved  # a dead owner has no facts to tell
+            served = [read_result(entry) for entry in page.results]
+            settled = await self._ledger.do(transitions.settle, gym.alias, served, self._max_failures)
+            for result, outcome in zip(served, settled, strict=True):
+                if outcome.decision == "session_lost":
+                    # Whoever reads a feed here is about to restore this Gym: the rollout goes into that restore.
+                    await self._ledger.do(
+                        transitions.settle_session_lost, gym.alias, result, self._max_failures, fact=False
+                    )
+                saved += outcome.decision == "saved"
+            after = page.next
+            if not page.more:
+                return saved
+
+    async def list_rollouts(self, gym: Deployment) -> dict[str, messages.Rollout]:
+        """Return what the owner of rollouts holds, tombstones included, by rollout."""
+        found: dict[str, messages.Rollout] = {}
+        after: str | None = None
+        while True:
+            page = await gym.owner.client.rollouts(after)
+            found.update({rollout.rollout_id: rollout for rollout in page.rollouts})
+            after = page.next
+            if after is None:
+                return found
+
+    # --- adopt ---------------------------------------------------------------------------------------------------------
+
+    async def adopt(self, gym: Deployment) -> GymReport:
+        """Go on with a Gym that lived through everything: reconcile its rollouts with the ledger's.
+
+        What runs under another attempt than the ledger's is retired; what is missing gets a new attempt; what lives is told the
+        present policy address by a repeated start (which the dispatcher sends).
+        """
+        report = GymReport(gym.alias, "adopted")
+        listed = await self.list_rollouts(gym)
+        rows = self._ledger.read(queries.unfinished, gym.alias)
+        known = {row.rollout_id: row for row in rows}
+        retire: list[tuple[str, int]] = []
+        renew: list[Reservation] = []
+        again: list[str] = []
+        for row in rows:
+            live = listed.get(row.rollout_id)
+            if live is None:
+                if row.sent:
+                    renew.append(Reservation(row.rollout_id, "adopt: missing"))
+                    report.rollouts.append(_fated(row, "restarted", 0, "the Gym does not have it"))
+                continue
+            if live.state in ("released", "retired"):
+                renew.append(Reservation(row.rollout_id, "adopt: gone", live.attempt))
+                report.rollouts.append(_fated(row, "restarted", 0, f"the Gym calls it {live.state}"))
+            elif live.state == "restart":
+                retire.append((row.rollout_id, live.attempt))
+                renew.append(Reservation(row.rollout_id, "adopt: restart", live.attempt))
+                report.rollouts.append(_fated(row, "restarted", 0, "the Gym waits for its restart"))
+            elif live.attempt != row.attempt and live.state not in ("finished", "failed"):
+                retire.append((row.rollout_id, live.attempt))
+                renew.append(Reservation(row.rollout_id, "adopt: other attempt", live.attempt))
+                report.rollouts.append(_fated(row, "restarted", 0, f"the Gym ran attempt {live.attempt}"))
+            else:
+                again.append(row.rollout_id)
+                turns = live.turns_done or 0
+                report.rollouts.append(_fated(row, "adopted", turns, f"the Gym holds it as {live.state}"))
+        for rollout_id, live in listed.items():
+            if rollout_id not in known and live.state not in ("finished", "failed", "released", "retired"):
+                retire.append((rollout_id, live.attempt))
+        await self.retire_everywhere(gym, retire)
+        await self._ledger.do(transitions.reserve, renew, self._tenure.epoch)
+        await self._ledger.do(transitions.mark_unsent_again, again)
+        return report
+
+    async def retire_everywhere(self, gym: Deployment, rollouts: Sequence[tuple[str, int]]) -> None:
+        """Fence and free attempts on every participant of a Gym; a result that one still holds goes on the keep list.
+
+        Raises:
+            GymError: a participant could not be told.
+        """
+        for participant in gym.participants:
+            size = min(participant.capabilities.limits.max_batch, 1000)
+            for begin in range(0, len(rollouts), size):
+                batch = rollouts[begin : begin + size]
+                reply = await participant.client.retire(batch, timeout_ms=self._limits.timeout_ms)
+                for outcome in reply.outcomes:
+                    if outcome.outcome == "finished" and outcome.receipt is not None:
+                        receipt = Receipt(outcome.receipt.rollout_id, outcome.receipt.attempt, outcome.receipt.digest)
+                        await self._ledger.do(transitions.keep_receipt, gym.alias, receipt)
+
+    # --- restore -------------------------------------------------------------------------------------------------------
+
+    def saved_gym(self, gym: Deployment, not_newer: wire.CheckpointId | None, report: GymReport) -> Snapshot | None:
+        """Return the newest verified, compatible snapshot that holds this Gym; what was passed over is reported."""
+        for checkpoint_id in self._store.ids():
+            if not_newer is not None and checkpoint_id > not_newer:
+                continue
+            try:
+                if self._store.read(checkpoint_id).gym(gym.alias) is None:
+                    continue
+                snapshot = self._store.verify(checkpoint_id)
+            except SnapshotDamaged as error:
+                report.refused.append(f"{checkpoint_id}: {error}")
+                continue
+            reasons = differences(snapshot.manifest, gym.alias, gym)
+            if reasons:
+                report.refused.append(f"{checkpoint_id}: {' '.join(reasons)}")
+                continue
+            return snapshot
+        return None
+
+    def plan(
+        self,
+        gym: Deployment,
+        snapshot: Snapshot | None,
+        forced: Mapping[str, str],
+        highest: Mapping[str, int],
+        extra_restarts: Mapping[str, str] | None = None,
+    ) -> RestorePlan:
+        """Return what would happen to each rollout of a Gym; changes nothing."""
+        surplus = [
+            Receipt(s["rollout_id"], s["attempt"], s["digest"])
+            for s in self._ledger.read(queries.surplus)
+            if s["gym"] == gym.alias
+        ]
+        return plan_restore(
+            self._ledger.read(queries.unfinished, gym.alias),
+            None if snapshot is None else _saved(snapshot, gym, extra_restarts or {}),
+            owed=self._ledger.read(queries.debts, gym.alias),
+            surplus=surplus,
+            highest=highest,
+            forced=forced,
+        )
+
+    async def restore(
+        self,
+        gym: Deployment,
+        *,
+        not_newer: wire.CheckpointId | None = None,
+        first_plan: tuple[RestorePlan, Snapshot | None, dict[str, int]] | None = None,
+        report: GymReport | None = None,
+        extra_restarts: Mapping[str, str] | None = None,
+    ) -> GymReport:
+        """Restore a whole Gym for exactly the rollouts that the ledger calls unfinished, and resume it.
+
+        Args:
+            gym: discovered, and obeying this controller.
+            not_newer: no snapshot above this one is used.
+            first_plan: a plan whose attempts were reserved already, together with the new epoch.
+            report: continued when given.
+            extra_restarts: rollout → why the snapshot chosen for RL says that it starts at turn 1.
+
+        Raises:
+            RecoveryFailed: no try succeeded; nothing of this Gym may be dispatched or saved.
+        """
+        report = report or GymReport(gym.alias, "restored")
+        forced: dict[str, str] = {}
+        highest: dict[str, int] = {}
+        limit = not_newer
+        last: Exception | None = None
+        for number in range(self._limits.tries):
+            if first_plan is not None and number == 0:
+                plan, snapshot, attempts = first_plan
+            else:
+                snapshot = await asyncio.to_thread(self.saved_gym, gym, limit, report)
+                plan = await asyncio.to_thread(self.plan, gym, snapshot, forced, highest, extra_restarts)
+                attempts = await self.reserve(gym, plan)
+            try:
+                failed = await self._install(gym, plan, snapshot, attempts)
+            except (Superseded, InvariantViolated):
+                raise
+            except RlError as error:
+                last = error
+                self._events.emit("restore_failed", gym=gym.alias, reason=str(error), attempt=number + 1)
+                limit = self._learn(error, snapshot, forced, highest, limit, report)
+                await self._look_again(gym)
+                continue
+            await self._redo(gym, failed, attempts)
+            report.how = "restored" if snapshot is not None else "reset"
+            report.snapshot_id = str(snapshot.checkpoint_id) if snapshot is not None else None
+            report.rollouts += _fates(plan, attempts, failed)
+            return report
+        participant = getattr(last, "participant", None)
+        raise RecoveryFailed(gym.alias, f"{self._limits.tries} restores failed, the last one: {last}", participant)
+
+    async def reserve(self, gym: Deployment, plan: RestorePlan) -> dict[str, int]:
+        """Reserve the attempts of a plan and open the restore in the ledger, in one transaction."""
+        origin = f"restore of {plan.saved.snapshot_id}" if plan.saved else "reset"
+        return await self._ledger.do(
+            transitions.open_restore, gym.alias, self._tenure.epoch, plan.reservations(origin), plan.awaited()
+        )
+
+    async def _install(
+        self, gym: Deployment, plan: RestorePlan, snapshot: Snapshot | None, attempts: Mapping[str, int]
+    ) -> dict[str, str]:
+        checkpoint_id = str(self._tenure.next_id())
+        failed: dict[str, str] = {}
+        async with Leases(checkpoint_id, self._limits.lease_ms) as leases:
+
+            async def restore_one(participant: Participant) -> messages.RestoreResponse:
+                body = self._request(gym, participant, plan, snapshot, attempts, checkpoint_id)
+                if body["source"] is not None and body["source"]["scheme"] == "http":
+                    await self._upload(gym, participant, snapshot)
+                leases.hold(participant)
+                reply = await participant.client.restore(body, budget_s=self._limits.timeout_ms / 1000)
+                _check_counts(participant, body, reply)
+                return reply
+
+            try:
+                for stage in gym.stages(descending=True):
+                    outcomes = await everywhere(stage, restore_one)
+                    raise_first(outcomes)
+                    for outcome in outcomes:
+                        failed |= _cannot(outcome)
+                for stage in gym.stages(descending=True):
+                    raise_first(await everywhere(stage, self._resumer(checkpoint_id, leases)))
+            except BaseException:
+                await leases.release_all()
+                await asyncio.shield(abort_everywhere(gym.participants, checkpoint_id, self._limits.timeout_ms))
+                raise
+        continued = [(r, a) for r, a in plan.continued(attempts) if r not in failed]
+        await self._ledger.do(transitions.close_restore, gym.alias, gym.incarnations(), continued)
+        return failed
+
+    def _resumer(self, checkpoint_id: str, leases: Leases) -> Any:
+        async def resume_one(participant: Participant) -> str | None:
+            reply = await participant.client.resume(checkpoint_id, timeout_ms=self._limits.timeout_ms)
+            await leases.release(participant)
+            return reply.ended_as
+
+        return resume_one
+
+    def _request(
+        self,
+        gym: Deployment,
+        participant: Participant,
+        plan: RestorePlan,
+        snapshot: Snapshot | None,
+        attempts: Mapping[str, int],
+        checkpoint_id: str,
+    ) -> dict[str, Any]:
+        source: dict[str, Any] | None = None
+        if snapshot is not None:
+            entry = next(p for p in snapshot.gym(gym.alias).participants if p.name == participant.name)  # type: ignore[union-attr] # chosen because it holds the Gym
+            source = {"checkpoint_id": str(snapshot.checkpoint_id), "manifest_digest": entry.manifest.digest}
+            if "file" in participant.capabilities.storage:
+                source = {"scheme": "file", "path": self._path(gym, participant, snapshot), **source}
+            else:
+                source = {"scheme": "http", **source}
+        return {
+            "checkpoint_id": checkpoint_id,
+            "run_id": self._store.run_id,
+            "source": source,
+            **plan.request(participant.name, attempts),
+            "policy": self._policy,
+            "timeout_ms": min(self._limits.timeout_ms, participant.capabilities.limits.max_wait_ms),
+            "lease_ms": self._limits.lease_ms,
+        }
+
+    def _path(self, gym: Deployment, participant: Participant, snapshot: Snapshot) -> str:
+        root = self._snapshot_dirs.get(gym.alias)
+        if root is None:
+            return str(snapshot.participant_dir(gym.alias, participant.name))
+        return f"{root.rstrip('/')}/{snapshot.checkpoint_id}/gym/{gym.alias}/{participant.name}"
+
+    async def _upload(self, gym: Deployment, participant: Participant, snapshot: Snapshot | None) -> None:
+        assert snapshot is not None
+        directory = snapshot.participant_dir(gym.alias, participant.name)
+        for path in sorted(directory.iterdir()):
+            data = await asyncio.to_thread(path.read_bytes)
+            await participant.client.put_artifact(str(snapshot.checkpoint_id), path.name, data)
+
+    async def _redo(self, gym: Deployment, failed: Mapping[str, str], attempts: Mapping[str, int]) -> None:
+        if not failed:
+            return
+        await self.retire_everywhere(gym, [(r, attempts[r]) for r in failed])
+        wishes = [Reservation(r, f"restart: {why}", attempts[r]) for r, why in failed.items()]
+        await self._ledger.do(transitions.reserve, wishes, self._tenure.epoch)
+
+    def _learn(
+        self,
+        error: RlError,
+        snapshot: Snapshot | None,
+        forced: dict[str, str],
+        highest: dict[str, int],
+        limit: wire.CheckpointId | None,
+        report: GymReport,
+    ) -> wire.CheckpointId | None:
+        """Take from a failed try what the next one must do differently; return the new limit on snapshots."""
+        if not isinstance(error, Refused):
+            return limit
+        named = error.problem.rollouts
+        if error.code == "stale_attempt":
+            for entry in named:
+                fence = int(entry.get("through_attempt", -1))
+                highest[entry["rollout_id"]] = max(highest.get(entry["rollout_id"], -1), fence)
+        elif error.code == "state_mismatch" and named:
+            for entry in named:
+                forced[entry["rollout_id"]] = f"{error.participant} found lists and files to disagree"
+        elif error.code in ("checkpoint_corrupt", "state_incompatible", "state_mismatch", "forbidden_target"):
+            if snapshot is not None:
+                report.refused.append(f"{snapshot.checkpoint_id}: {error}")
+                return _before(snapshot.checkpoint_id)
+        return limit
+
+    async def _look_again(self, gym: Deployment) -> None:
+        await asyncio.sleep(self._limits.pause_s)
+        names = [participant.name for participant in gym.participants]
+        try:
+            await gym.discover(names)
+        except (Superseded, InvariantViolated):
+            raise
+        except (RlError, OSError, ValueError):
+            return  # still away: the next try says so
+
+
+def read_result(entry: messages.FeedResult) -> ServedResult:
+    """Return one entry of a results page with its digest checked against its text.
+
+    Raises:
+        InvariantViolated: the text is not the one that the receipt names, or not JSON.
+    """
+    receipt = Receipt(entry.receipt.rollout_id, entry.receipt.attempt, entry.receipt.digest)
+    found = wire.result_digest(entry.result)
+    evidence = {"receipt": receipt._asdict(), "digest": found}
+    name = f"the result of {receipt.rollout_id}, attempt {receipt.attempt},"
+    if found != receipt.digest:
+        raise InvariantViolated(f"{name} is not the one that its receipt names", evidence)
+    try:
+        return ServedResult(receipt, entry.result, json.loads(entry.result))
+    except ValueError as error:
+        raise InvariantViolated(f"{name} is not JSON: {error}", evidence) from error
+
+
+def _before(checkpoint_id: wire.CheckpointId) -> wire.CheckpointId:
+    if checkpoint_id.sequence > 0:
+        return wire.CheckpointId(checkpoint_id.epoch, checkpoint_id.sequence - 1)
+    return wire.CheckpointId(checkpoint_id.epoch - 1, 10**15)
+
+
+def _saved(snapshot: Snapshot, gym: Deployment, extra_restarts: Mapping[str, str]) -> SavedGym:
+    entry = snapshot.gym(gym.alias)
+    assert entry is not None
+    indexes = {p.name: snapshot.index(gym.alias, p.name) for p in entry.participants}
+    owner = next(p.name for p in entry.participants if "rollouts" in p.owns)
+    restarts = {
+        rollout_id: f"the snapshot restarts it: {record.reason}"
+        for (alias, rollout_id), record in snapshot.restarts().items()
+        if alias == gym.alias
+    }
+    return SavedGym(str(snapshot.checkpoint_id), owner, indexes, {**restarts, **extra_restarts})
+
+
+def _check_counts(participant: Participant, body: Mapping[str, Any], reply: messages.RestoreResponse) -> None:
+    listed = len(body["rollouts"])
+    if reply.restored_count + len(reply.restarts) != listed or reply.results_count != len(body["results"]):
+        raise Incompatible(
+            participant.client.name,
+            [
+                f"It was given {listed} rollouts and {len(body['results'])} results, and reports "
+                f"{reply.restored_count} restored, {len(reply.restarts)} restarts and {reply.results_count} results."
+            ],
+        )
+
+
+def _cannot(outcome: Outcome) -> dict[str, str]:
+    reply = outcome.value
+    assert isinstance(reply, messages.RestoreResponse)
+    return {r.rollout_id: f"{outcome.participant.name} cannot continue it: {r.reason}" for r in reply.restarts}
+
+
+def _fated(row: RolloutRow, how: str, turns: int, reason: str) -> Fated:
+    return Fated(row.rollout_id, row.group, row.sibling, how, row.attempt, turns, reason)
+
+
+def _fates(plan: RestorePlan, attempts: Mapping[str, int], failed: Mapping[str, str]) -> Iterable[Fated]:
+    for fate in plan.fates:
+        row = fate.row
+        attempt = attempts.get(row.rollout_id, fate.saved_attempt if fate.saved_attempt is not None else row.attempt)
+        if row.rollout_id in failed:
+            reason = failed[row.rollout_id]
+            yield Fated(row.rollout_id, row.group, row.sibling, "restarted", attempt + 1, 0, reason)
+        else:
+            yield Fated(row.rollout_id, row.group, row.sibling, fate.how, attempt, fate.turns_done, fate.reason)

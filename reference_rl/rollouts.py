@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts under way: dispatch in batches, the results feed, ACK debts, and noticing that a Gym is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from reference_rl import queries, transitions
+from reference_rl.control import Tenure
+from reference_rl.deployment import Deployment
+from reference_rl.errors import GymError, InvariantViolated, Superseded, Unreachable
+from reference_rl.events import Events
+from reference_rl.ledger import Ledger
+from reference_rl.records import Receipt, Reservation, RolloutRow, ServedResult, Settled
+from reference_rl.restorer import read_result
+from spec import messages
+
+T = TypeVar("T")
+
+FEED_WAIT_MS = 10_000
+"""How long one request for results may wait, in milliseconds."""
+
+IDLE_S = 0.25
+"""How long the dispatcher rests when nothing can be started, in seconds; a result wakes it earlier."""
+
+
+class RolloutManager:
+    """Runs the rollouts of one Gym.
+
+    Call :meth:`run` once the Gym is recovered; it returns when the Gym must be recovered again, and not before.
+
+    Args:
+        gym: discovered and obeying this controller.
+        ledger: the run's ledger.
+        tenure: this controller.
+        events: where what happened is written.
+        policy: the policy address for every start.
+        max_batch: starts per call at most.
+        max_live: rollouts in flight at most.
+        max_failures: after so many non-terminal failures a rollout counts as failed.
+        health_s: how often every participant is asked for its incarnation, in seconds.
+        on_result: called after results were saved.
+    """
+
+    def __init__(
+        self,
+        gym: Deployment,
+        ledger: Ledger,
+        tenure: Tenure,
+        events: Events,
+        policy: Mapping[str, str],
+        *,
+        max_batch: int = 500,
+        max_live: int = 1000,
+        max_failures: int = 5,
+        health_s: float = 2.0,
+        on_result: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.gym = gym
+        self._ledger = ledger
+        self._tenure = tenure
+        self._events = events
+        self._policy = dict(policy)
+        self._max_batch = max_batch
+        self._max_live = max_live
+        self._max_failures = max_failures
+        self._health_s = health_s
+        self._on_result = on_result
+        self._lost: asyncio.Event = asyncio.Event()
+        self._work: asyncio.Event = asyncio.Event()
+        self._debts: asyncio.Event = asyncio.Event()
+        self._unreachable_since: float | None = None
+        self._settling: asyncio.Lock = asyncio.Lock()
+        self._rewind = False
+
+    def lose(self) -> None:
+        """Say that the Gym is not the known one any more: :meth:`run` returns and nothing more is sent."""
+        self._lost.set()
+
+    async def run(self) -> None:
+        """Dispatch, read results and settle debts until the Gym is lost.
+
+        Raises:
+            Superseded: a higher controller has taken over.
+            InvariantViolated: the run must stop, with its evidence.
+        """
+        self._lost.clear()
+        self._unreachable_since = None
+        loops: list[Coroutine[Any, Any, None]] = [self._dispatch(), self._feed(), self._ack(), self._watch()]
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        lost = asyncio.create_task(self._lost.wait())
+        try:
+            await asyncio.wait([*tasks, lost], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*tasks, lost):
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            lost.cancel()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    # --- dispatch ------------------------------------------------------------------------------------------------------
+
+    async def _dispatch(self) -> None:
+        while True:
+            self._work.clear()
+            progress = await self._guarded(self._dispatch_batch())
+            if not progress:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._work.wait(), IDLE_S)
+
+    async def _dispatch_batch(self) -> bool:
+        limits = self.gym.owner.capabilities.limits
+        size = min(self._max_batch, limits.max_batch)
+        alias = self.gym.alias
+        rows = self._ledger.read(queries.unconfirmed, alias, size)
+        if not rows:
+            live = self._ledger.read(queries.live_count, alias)
+            free = min(size, self._max_live - live, limits.max_live_rollouts - live)
+            again = self._ledger.read(queries.to_dispatch, alias, max(free, 0))
+            rows = again or self._ledger.read(queries.to_repeat, alias, size)
+        if not rows:
+            return False
+        await self._ledger.do(transitions.mark_sent, [row.rollout_id for row in rows])
+        reply = await self.gym.owner.client.start([_start(row) for row in rows], self._policy)
+        return await self._take_outcomes(rows, reply.outcomes)
+
+    async def _take_outcomes(self, rows: Sequence[RolloutRow], outcomes: Sequence[messages.StartOutcome]) -> bool:
+        confirmed, put_back = [], []
+        for row, outcome in zip(rows, outcomes, strict=True):
+            match outcome.outcome:
+                case "started" | "already_started":
+                    confirmed.append((row.rollout_id, row.attempt))
+                case "admission_closed" | "over_capacity":
+                    put_back.append((row.rollout_id, row.attempt))
+                case "already_finished":
+                    await self._await_result(row, outcome)
+                case "stale_attempt":
+                    await self._reserve_above(row)
+                case "released" | "conflict":
+                    raise InvariantViolated(
+                        f"{self.gym.alias} calls {row.rollout_id} {outcome.outcome}, the ledger calls it unfinished",
+                        {"gym": self.gym.alias, "rollout_id": row.rollout_id, "attempt": row.attempt}
+                        | {"outcome": outcome.outcome, "detail": outcome.detail},
+                    )
+                case _:
+                    detail = f"{outcome.outcome}: {outcome.detail or ''}"
+                    await self._ledger.do(transitions.fail_rollout, row.rollout_id, detail)
+                    self._events.emit("refused", rollout_id=row.rollout_id, attempt=row.attempt, reason=detail)
+                    self._on_result()
+        await self._ledger.do(transitions.mark_answered, confirmed)
+        await self._ledger.do(transitions.mark_unsent, put_back)
+        if confirmed:
+            self._events.emit(
+                "dispatched", gym=self.gym.alias, rollouts=[{"rollout_id": r, "attempt": a} for r, a in confirmed]
+            )
+        return not put_back
+
+    async def _await_result(self, row: RolloutRow, outcome: messages.StartOutcome) -> None:
+        assert outcome.receipt is not None
+        receipt = Receipt(outcome.receipt.rollout_id, outcome.receipt.attempt, outcome.receipt.digest)
+        if await self._ledger.do(transitions.keep_receipt, self.gym.alias, receipt):
+            self._rewind = True
+        else:
+            # It was settled as surplus and its ACK is on the way: then a higher attempt can start.
+            wish = Reservation(row.rollout_id, "its result was surplus", receipt.attempt)
+            await self._ledger.do(transitions.reserve, [wish], self._tenure.epoch)
+
+    async def _reserve_above(self, row: RolloutRow) -> None:
+        try:
+            highest = (await self.gym.owner.client.rollout(row.rollout_id)).attempt
+        except GymError as error:
+            if error.code != "not_found":
+                raise
+            highest = row.attempt  # a bare fence: it cannot be read, only stepped over
+        wish = Reservation(row.rollout_id, "a fence above", highest)
+        await self._ledger.do(transitions.reserve, [wish], self._tenure.epoch)
+
+    # --- results -------------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        feed: str | None = None
+        after: str | None = None
+        while True:
+            if feed is None:
+                status = await self._guarded(self.gym.owner.client.status())
+                feed, after = (status.feed if status else None), None
+                if feed is None:
+                    await asyncio.sleep(IDLE_S)
+                    continue
+            if self._rewind:
+                self._rewind, after = False, None
+            wait_ms = min(FEED_WAIT_MS, self.gym.owner.capabilities.limits.max_wait_ms)
+            page = await self._guarded(self.gym.owner.client.results(after, wait_ms))
+            if page is None:
+                continue
+            if page.feed != feed:
+                # Served before a restore, or after one that this loop has not heard of: never mixed with the present feed.
+                self._events.emit("page_discarded", gym=self.gym.alias, feed=page.feed, expected=feed)
+                feed = None
+                continue
+            after = page.next
+            if page.results:
+                await asyncio.shield(self.take_page([read_result(entry) for entry in page.results]))
+
+    async def take_page(self, page: Sequence[ServedResult]) -> list[Settled]:
+        """Settle one page of results: saved or surplus, and an ACK owed for each."""
+        settled = await self._ledger.do(transitions.settle, self.gym.alias, page, self._max_failures)
+        for served, outcome in zip(page, settled, strict=True):
+            if outcome.decision == "session_lost":
+                outcome = await self._judge_session_lost(served)
+            self._report(served, outcome)
+        self._debts.set()
+        self._work.set()
+        self._on_result()
+        return settled
+
+    async def _judge_session_lost(self, served: ServedResult) -> Settled:
+        known = self._ledger.read(queries.incarnations, self.gym.alias)
+        try:
+            present = await self.gym.read_incarnations()
+        except Superseded:
+            raise
+        except GymError:
+            present = {}
+        fact = present == known and not self._ledger.read(queries.restore_is_open, self.gym.alias)
+        outcome = await self._ledger.do(
+            transitions.settle_session_lost, self.gym.alias, served, self._max_failures, fact=fact
+        )
+        if not fact:
+            self.lose()
+        return outcome
+
+    def _report(self, served: ServedResult, outcome: Settled) -> None:
+        names = {"saved": "finished", "saved_failure": "failed", "retry": "retried", "surplus": "surplus"}
+        event = names.get(outcome.decision)
+        if event is None:
+            return
+        body = served.content.get("body") or {}
+        self._events.emit(
+            event,
+            group=outcome.group,
+            sibling=outcome.sibling,
+            rollout_id=outcome.receipt.rollout_id,
+            attempt=outcome.receipt.attempt,
+            turns=body.get("turns"),
+            reward=body.get("reward"),
+            reason=outcome.reason,
+        )
+
+    # --- ACKs ----------------------------------------------------------------------------------------------------------
+
+    async def _ack(self) -> None:
+        while True:
+            self._debts.clear()
+            await self._guarded(self.settle_debts())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._debts.wait(), 5.0)
+
+    async def settle_debts(self) -> int:
+        """Send owed ACKs until none is left; return how many were settled.
+
+        Raises:
+            GymError: the owner of rollouts could not be told; the debts stay.
+            InvariantViolated: a mismatch.
+        """
+        settled = 0
+        async with self._settling:
+            while True:
+                limit = self.gym.owner.capabilities.limits.max_batch
+                receipts = self._ledger.read(queries.debts, self.gym.alias, min(limit, 1000))
+                if not receipts:
+                    return settled
+                reply = await self.gym.owner.client.acks(receipts)
+                pairs = [(receipt, o.outcome) for receipt, o in zip(receipts, reply.outcomes, strict=True)]
+                counts = await self._ledger.do(transitions.clear_debts, self.gym.alias, pairs)
+                settled += len(pairs)
+                self._events.emit("acked", gym=self.gym.alias, **counts)
+
+    # --- health --------------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        known = self.gym.incarnations()
+        while True:
+            await asyncio.sleep(self._health_s)
+            present = await self._guarded(self.gym.read_incarnations())
+            if present is not None and present != known:
+                changed = sorted(name for name in known if present.get(name) != known[name])
+                self._events.emit("incarnation_changed", gym=self.gym.alias, participants=changed)
+                self.lose()
+
+    async def _guarded(self, work: Awaitable[T]) -> T | None:
+        """Await one call; a failure is noted and waited out, a lost Gym ends the loops, and only the two fatal kinds leave."""
+        try:
+            value = await work
+        except (Superseded, InvariantViolated):
+            raise
+        except GymError as error:
+            if error.code == "stale_incarnation":
+                self.lose()
+            now = time.monotonic()
+            if self._unreachable_since is None:
+                self._unreachable_since = now
+                self._events.emit("gym_trouble", gym=self.gym.alias, reason=str(error))
+            elif isinstance(error, Unreachable) and now - self._unreachable_since > self._health_s:
+                # Gone, perhaps to another address: recovery discovers anew and waits for it.
+                self.lose()
+            await asyncio.sleep(IDLE_S)
+            return None
+        self._unreachable_since = None
+        return value
+
+
+def _start(row: RolloutRow) -> dict[str, Any]:
+    start: dict[str, Any] = {
+        "rollout_id": row.rollout_id,
+        "attempt": row.attempt,
+        "environment": row.environment,
+        "task": dict(row.task),
+        "task_digest": row.task_digest,
+        "limits": dict(row.limits),
+    }
+    if row.agent is not None:
+        start["agent"] = row.agent
+    if row.seed is not None:
+        start["seed"] = row.seed
+    return start

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of the RL client inside the test's event loop, and waits for stated conditions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from reference_rl.managed import ManagedSession
+from reference_rl.older import OlderSession
+from reference_rl.session import Session
+from reference_rl.settings import RunSettings, settings_of
+from tests.rl.scripted import ENVIRONMENT, ScriptedParticipant
+
+BOUND_S = 20.0
+
+
+async def until(condition: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:
+    """Wait until a condition holds; fail with its name otherwise."""
+    end = time.monotonic() + bound_s
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {bound_s} s: {what}")
+        await asyncio.sleep(0.01)
+    return value
+
+
+def settings(run_dir: Path, gym: ScriptedParticipant | str, **changes: Any) -> RunSettings:
+    """Return settings that fail fast; ``changes`` replace whole fields, ``snapshot`` and the like are merged."""
+    content: dict[str, Any] = {
+        "run_id": "r1",
+        "run_dir": str(run_dir),
+        "column": 3,
+        "gyms": [{"alias": "gym", "url": gym if isinstance(gym, str) else gym.url}],
+        "policy": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "chat_completions"},
+        "tasks": {"environment": ENVIRONMENT, "groups": 1, "siblings": 3, "max_turns": 5, "task": {"seed": 7}},
+        "snapshot": {"timeout_ms": 1500, "durable_timeout_ms": 3000, "lease_ms": 3000, "backoff_s": 0.01},
+        "client": {"attempts": 3, "first_wait_s": 0.01, "longest_wait_s": 0.05, "call_ms": 500, "grace_s": 0.3},
+        "recovery": {"reach_s": 5.0, "restore_tries": 3, "health_s": 0.1},
+    }
+    for name, value in changes.items():
+        merge = isinstance(value, dict) and isinstance(content.get(name), dict)
+        content[name] = {**content[name], **value} if merge else value
+    return settings_of(content, run_dir)
+
+
+class Running:
+    """One process of a run, played by a task; ``kill`` ends it without any goodbye."""
+
+    def __init__(self, config: RunSettings) -> None:
+        kind = ManagedSession if config.switches.tracks_rollouts else OlderSession
+        self.session: Session = kind(config)
+        self.run_dir = config.run_dir
+        self._first_event = len(events_of(config.run_dir))
+        self.task = asyncio.create_task(self.session.run())
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the events of this process."""
+        found = events_of(self.run_dir)[self._first_event :]
+        return [e for e in found if name is None or e["event"] == name]
+
+    async def event(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Wait for the ``count``-th event of a name."""
+
+        def seen() -> dict[str, Any] | None:
+            if self.task.done() and not self.task.cancelled() and self.task.exception() is not None:
+                raise self.task.exception()  # type: ignore[misc] # just looked
+            found = self.events(name)
+            return found[count - 1] if len(found) >= count else None
+
+        found: dict[str, Any] = await until(seen, f"event {name} × {count}")
+        return found
+
+    async def snapshot(self) -> Any:
+        """Take a snapshot now and return the report."""
+        return await self.session.take_snapshot()
+
+    async def done(self) -> int:
+        """Wait for the end and return the exit code."""
+        return await asyncio.wait_for(self.task, BOUND_S)
+
+    async def kill(self) -> None:
+        """End the process as SIGKILL would: nothing is settled, the files stay as they are."""
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self.task
+        self.session.close()
+
+
+@contextlib.asynccontextmanager
+async def running(config: RunSettings) -> AsyncIterator[Running]:
+    """Run one process of a run; it is killed at the end if it still runs."""
+    run = Running(config)
+    try:
+        yield run
+    finally:
+        await run.kill()
+
+
+def events_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the events of a run directory."""
+    path = run_dir / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def results_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the trained samples of a finished run."""
+    return [json.loads(line) for line in (run_dir / "results.jsonl").read_text().splitlines()]
