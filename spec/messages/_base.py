@@ -87,12 +87,17 @@ Items = Annotated[tuple[T, ...], Strict(False)]
 """A list; it is a tuple in Python, and a list is taken for one."""
 
 
+def is_reading(info: ValidationInfo) -> bool:
+    """Return whether ``read`` or ``of`` is validating, where a later version's values are met with patience."""
+    return info.context is _READING
+
+
 def fallback(to: str, literal: object) -> BeforeValidator:
     """Return a validator that turns an unknown value of an enumeration into its fallback, in ``read`` and ``of``."""
     known = get_args(literal)
 
     def replace(value: Any, info: ValidationInfo) -> Any:
-        unknown = info.context is _READING and isinstance(value, str) and value not in known
+        unknown = is_reading(info) and isinstance(value, str) and value not in known
         return to if unknown else value
 
     return BeforeValidator(replace)
@@ -103,7 +108,7 @@ def known_only(literal: object) -> BeforeValidator:
     known = get_args(literal)
 
     def keep(value: Any, info: ValidationInfo) -> Any:
-        if info.context is not _READING or not isinstance(value, list):
+        if not is_reading(info) or not isinstance(value, list):
             return value
         return [item for item in value if not isinstance(item, str) or item in known]
 

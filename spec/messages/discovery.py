@@ -38,6 +38,8 @@ Profile = Literal["results", "checkpoint", "turn-recovery"]
 _Verify = Literal["wait", "repeat"]
 Verify = Annotated[_Verify, fallback("wait", _Verify)]
 Limit = Annotated[int, Field(ge=1, le=SAFE)]
+ItemLimit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+TimeLimit = Annotated[int, Field(ge=1, le=86_400_000)]
 
 
 class Implementation(Response):
@@ -89,17 +91,17 @@ class ParticipantLimits(Response):
     """The limits of a participant: bytes, items, milliseconds."""
 
     max_body_bytes: Limit
-    max_batch: Limit
-    max_page_items: Limit
+    max_batch: ItemLimit
+    max_page_items: ItemLimit
     max_page_bytes: Limit
-    max_wait_ms: Limit
-    min_lease_ms: Limit
-    max_lease_ms: Limit
+    max_wait_ms: TimeLimit
+    min_lease_ms: TimeLimit
+    max_lease_ms: TimeLimit
     max_write_ms: Limit
-    max_result_bytes: Limit
+    max_result_bytes: Annotated[int, Field(ge=1, le=67_108_864)]
     max_record_bytes: Limit
     max_artifact_bytes: Limit
-    max_live_rollouts: Limit
+    max_live_rollouts: Annotated[int, Field(ge=1, le=MAX_LIST)]
     shutdown_grace_ms: Milliseconds
     policy_retry_ms: Milliseconds
 

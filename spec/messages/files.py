@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from spec.messages._base import (
     MAX_ITEMS,
@@ -34,6 +34,7 @@ from spec.messages._base import (
     TaskDigest,
     TurnsDone,
     fallback,
+    is_reading,
     known_only,
 )
 from spec.messages._shared import (
@@ -148,6 +149,14 @@ class IndexRecord(Response):
     receipt: Absent[Receipt] = None
     policy_version: Absent[PolicyVersion] = None
     data_refs: DataRefs
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unknown_state_restarts(cls, value: Any, info: ValidationInfo) -> Any:
+        state = value.get("state") if is_reading(info) and isinstance(value, dict) else None
+        if isinstance(state, str) and state not in get_args(IndexState):
+            return {**value, "state": "restart", "reason": "other"}
+        return value
 
     @model_validator(mode="after")
     def _what_the_state_carries(self) -> Self:
