@@ -215,7 +215,7 @@ def a_lost_session_ends_its_rollout(case: Case) -> None:
 
 @check("CKPT-ENV-001", "CKPT-ENV-002", profile="checkpoint", features=COMMON, storage=True, budget=("quick", "demo"))
 def each_continuation_has_its_index_state(case: Case) -> None:
-    """C08: a `restart_only` rollout is listed as `restart`, the others as `turn` with what they have done, 0 included."""
+    """C08: a `restart_only` rollout is listed as `restart`, others as `turn` with what they have done, 0 included."""
     rollouts = [case.start_at(n) for n in (0, 1)]
     restart = case.start_at(1, environment=RESTART_ONLY)
     cut = take_cut(case)
@@ -268,7 +268,7 @@ def a_spent_budget_ends_the_rollout(case: Case) -> None:
 
 @check("CKPT-ID-014", features=COMMON, world=True, budget="quick")
 def effects_have_request_ids(case: Case) -> None:
-    """Each effect carries `<rollout_id>/<turn>/<n>`, n counting from 1 in its turn, refused and unknown ones included."""
+    """Each effect carries `<rollout_id>/<turn>/<n>`, n counting from 1 in its turn, refused ones included."""
     rollout = case.start(script([add(1), world("x"), world("y")], [world("z")], "done"))
     case.result(rollout)
     found = [(call.tag, call.turn, call.request_id) for call in case.world.calls(rollout_id=rollout.rollout_id)]

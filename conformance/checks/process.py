@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level 1: what survives when the Gym's process is killed, ended, stopped, and started on another port."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+from conformance.case import Case, Rollout
+from conformance.checks.snapshots import LONG, judge_kept_turns
+from conformance.controller import Json
+from conformance.cuts import Cut, committed_at, prepared_at, restore_cut, restored_at, take_cut
+from conformance.errors import Lost, LostRequest, NotOffered
+from conformance.gym import Gym
+from conformance.registry import check
+from conformance.script import add, script, world
+
+COMMON = ("conformance",)
+
+
+def reborn(case: Case, *, fresh: bool = False) -> None:
+    """SIGKILL the Gym, start it again on another port, and discover it anew."""
+    case.step(f"SIGKILL the Gym and start it again{' on no data' if fresh else ''}")
+    case.process.kill()
+    case.process.start(fresh=fresh)
+    rediscover(case)
+
+
+def rediscover(case: Case) -> None:
+    """Find the participants of the running Gym again, and adopt a new controller."""
+    case.wire.reconnect()
+    found = Gym.discover(case.wire, [endpoint.url for endpoint in case.process.endpoints])
+    case.gym.participants = found.participants
+    case.new_controller("reborn")
+
+
+def restore_after(case: Case, cut: Cut, rollout: Rollout) -> None:
+    """Restore a cut into the reborn Gym; the held call of the old life was abandoned, its hold is released."""
+    case.release(rollout)
+    restore_cut(case, cut)
+
+
+@check(
+    "CKPT-ENV-006",
+    "CKPT-INV-002",
+    "CKPT-RESTORE-020",
+    "CKPT-ID-020",
+    profile="turn-recovery",
+    level=1,
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget=("quick", "demo"),
+)
+def acid_test_through_a_kill(case: Case) -> None:
+    """The acid test at level 1: SIGKILL after turn 3, start on no data and another port, restore: the same body."""
+    expected = case.baseline(LONG)
+    rollout = case.start_at(3, LONG)
+    cut = take_cut(case)
+    before = [p.capabilities["incarnation"] for p in case.gym.participants]
+    reborn(case, fresh=True)
+    after = [p.capabilities["incarnation"] for p in case.gym.participants]
+    case.equal(set(), set(before) & set(after), "incarnations that outlived their state", "CKPT-ID-020")
+    restore_after(case, cut, rollout)
+    case.equal(expected, case.body(rollout), "killed = unkilled", "CKPT-ENV-006")
+    judge_kept_turns(case, rollout, 3)
+
+
+@check(
+    "CKPT-ENV-006",
+    "CKPT-RESTORE-044",
+    "CKPT-INV-002",
+    profile="turn-recovery",
+    level=1,
+    features=COMMON,
+    world=True,
+    storage=True,
+)
+def acid_test_through_two_kills(case: Case) -> None:
+    """C46, N15: cut, kill, restore, cut, kill, restore, kill, restore the same again: the same body."""
+    expected = case.baseline(LONG)
+    rollout = case.start_at(1, LONG)
+    first = take_cut(case)
+    reborn(case, fresh=True)
+    hold = case.witness.hold(rollout.rollout_id, 4, attempt=1)
+    restore_after(case, first, rollout)
+    hold.wait_asked()
+    second = take_cut(case)
+    for _ in range(2):
+        reborn(case, fresh=True)
+        hold.release()
+        final = case.witness.hold(rollout.rollout_id, 6)
+        restore_cut(case, second)
+        final.wait_asked()
+        final.release()
+    case.equal(expected, case.body(rollout), "killed three times = unkilled", "CKPT-ENV-006")
+    judge_kept_turns(case, rollout, 3, again=3)
+
+
+@check(
+    "CKPT-ENV-003",
+    "CKPT-ENV-006",
+    profile="turn-recovery",
+    level=1,
+    features=COMMON,
+    storage=True,
+)
+def twenty_steps_straight_and_in_halves(case: Case) -> None:
+    """C60: a stochastic environment, 20 steps straight against 10, snapshot, new process, 10: observations equal."""
+    steps = script(*[add(n) for n in range(20)], "done")
+    expected = case.baseline(steps, seed=20260101)
+    rollout = case.start_at(10, steps, seed=20260101)
+    cut = take_cut(case)
+    reborn(case, fresh=True)
+    restore_after(case, cut, rollout)
+    case.equal(expected, case.body(rollout), "observations, reward and random numbers", "CKPT-ENV-003")
+
+
+@check(
+    "CKPT-PHASE-008",
+    "CKPT-PHASE-009",
+    "CKPT-PHASE-011",
+    "CKPT-PHASE-013",
+    "CKPT-PHASE-014",
+    "CKPT-PHASE-015",
+    "CKPT-ID-020",
+    "CKPT-ID-022",
+    "CKPT-ID-026",
+    "CKPT-ID-027",
+    "CKPT-ID-028",
+    "CKPT-FENCE-004",
+    "CKPT-CTRL-007",
+    "CKPT-CKID-010",
+    "CKPT-FEED-003",
+    profile="checkpoint",
+    level=1,
+    features=COMMON,
+    storage=True,
+    budget="default",
+)
+def a_kill_in_every_phase(case: Case) -> None:
+    """C25: killed while idle, prepared, committed, restored, on its own data: idle, open; all kept, or a new life."""
+    for phase in ("idle", "prepared", "committed", "restored"):
+        case.new_controller(phase)
+        rollout = case.start_at(1)
+        open_id = _open(case, phase)
+        before = {p.name: (p.capabilities["incarnation"], p.status()) for p in case.gym.participants}
+        case.release(rollout)
+        case.step(f"SIGKILL in phase {phase}, start again on its data")
+        case.process.kill()
+        case.process.start()
+        case.wire.reconnect()
+        found = Gym.discover(case.wire, [endpoint.url for endpoint in case.process.endpoints])
+        case.gym.participants = found.participants
+        for p in case.gym.participants:
+            status = p.status()
+            got = (status["phase"], status["gate"], status["checkpoint_id"])
+            case.equal(("idle", "open", None), got, f"{p.name} after {phase}", "CKPT-PHASE-008")
+            incarnation, old = before[p.name]
+            if p.capabilities["incarnation"] == incarnation:
+                _kept(case, phase, open_id, old, status)
+            else:
+                _new_life(case, status)
+        agent_kept = case.agent.capabilities["incarnation"] == before[case.agent.name][0]
+        if agent_kept and phase != "restored" and "turn-recovery" in case.gym.profiles:
+            case.body(rollout, "CKPT-PHASE-015")
+            case.equal(1, case.witness.completed(rollout.rollout_id, 1), "turn 1 was not redone", "CKPT-PHASE-015")
+
+
+def _open(case: Case, phase: str) -> str | None:
+    if phase == "idle":
+        return None
+    if phase == "prepared":
+        return prepared_at(case, case.agent)
+    if phase == "committed":
+        return committed_at(case, case.agent)[0]
+    return restored_at(case, case.agent)
+
+
+def _kept(case: Case, phase: str, open_id: str | None, old: Json, status: Json) -> None:
+    """Judge a participant that kept its incarnation."""
+    case.equal(old["controller"], status["controller"], "the adopted pair", "CKPT-CTRL-007")
+    if open_id is None or old["checkpoint_id"] != open_id:
+        got = status["last"]["checkpoint_id"] if status["last"] else None
+        wanted = old["last"]["checkpoint_id"] if old["last"] else None
+        case.equal(wanted, got, "last", "CKPT-CKID-010")
+        return
+    key, ended_as = {
+        "prepared": ("CKPT-PHASE-009", "failed"),
+        "committed": ("CKPT-PHASE-011", "committed"),
+        "restored": ("CKPT-PHASE-013", "aborted"),
+    }[phase]
+    last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
+    case.equal((open_id, ended_as), last, f"what was {phase}", key)
+
+
+def _new_life(case: Case, status: Json) -> None:
+    """Judge a participant that took a new incarnation."""
+    case.equal(None, status["last"], "a new life knows no checkpoint", "CKPT-ID-027")
+    case.equal(None, status["controller"], "and no controller", "CKPT-ID-028")
+
+
+@check(
+    "CKPT-ID-036",
+    "CKPT-STATUS-009",
+    "CKPT-ID-027",
+    "CKPT-FEED-003",
+    "CKPT-CKID-030",
+    profile="checkpoint",
+    level=1,
+    features=COMMON,
+    storage=True,
+)
+def state_lost_between_commit_and_resume(case: Case) -> None:
+    """N5: the state is lost between commit and resume: the resume is stale, by incarnation and by checkpoint."""
+    case.start_at(1)
+    cut = take_cut(case, resume=False)
+    c = case.controller
+    case.process.kill()
+    case.process.start(fresh=True)
+    case.wire.reconnect()
+    old = {p.name: p.capabilities["incarnation"] for p in case.gym.participants}
+    found = Gym.discover(case.wire, [endpoint.url for endpoint in case.process.endpoints])
+    case.gym.participants = found.participants
+    for p in case.gym.participants:
+        case.equal(True, p.status()["fresh"], "nothing was accepted yet", "CKPT-STATUS-009")
+        c.expect(p, old[p.name])
+        case.refused(c.resume(p, cut.checkpoint_id), "stale_incarnation", "the old life", "CKPT-ID-036")
+        case.equal(True, p.status()["fresh"], "a refused call changes that not", "CKPT-STATUS-009")
+        c.expect(p, p.capabilities["incarnation"])
+        case.refused(c.resume(p, cut.checkpoint_id), "stale_checkpoint", "the cut is gone", "CKPT-CKID-030")
+
+
+@check(
+    "CKPT-ID-022",
+    "CKPT-ID-023",
+    "CKPT-ENV-017",
+    "CKPT-ENV-013",
+    profile="turn-recovery",
+    level=1,
+    features=COMMON,
+    world=True,
+    storage=True,
+)
+def a_kill_during_an_effect(case: Case) -> None:
+    """C61: killed while an effect runs: it is never run again by itself; restored from the cut, it happens once."""
+    written = script(add(1), [world("mid")], "done")
+    expected = case.baseline(written)
+    rollout = case.start_at(1, written)
+    cut = take_cut(case)
+    with case.world.hold("mid", rollout_id=rollout.rollout_id) as effect:
+        case.release(rollout)
+        effect.wait_begun()
+        case.step("SIGKILL while the effect runs, start again on its data")
+        case.process.kill()
+    case.process.start()
+    rediscover(case)
+    case.stays(lambda: len(case.world.calls("mid", rollout_id=rollout.rollout_id)) == 1, "not repeated", "CKPT-ENV-017")
+    restore_cut(case, cut)
+    case.equal(expected, case.body(rollout), "restored from the cut", "CKPT-ENV-006")
+    happened = case.world.happened("mid", rollout_id=rollout.rollout_id)
+    case.equal(1, happened, "times that it happened, for an outside that honours request ids", "CKPT-ID-015")
+
+
+@check("CKPT-SEC-018", "CKPT-SEC-019", "CKPT-SEC-020", "CKPT-SEC-021", "CKPT-SEC-022", profile="checkpoint", level=1)
+def a_terminated_gym_drains(case: Case) -> None:
+    """C70: after SIGTERM it says `draining`, serves the control plane while one is open, and ends in its budget."""
+    grace = max(p.limit("shutdown_grace_ms") for p in case.gym.participants) / 1000
+    if grace > case.patience.seconds(20):
+        raise NotOffered(f"shutdown_grace_ms is {grace * 1000:.0f}")
+    open_ids = {p.name: prepared_at(case, p) for p in case.gym.participants}
+    case.step("SIGTERM while prepared")
+    case.process.send_signal(signal.SIGTERM)
+    try:
+        case.until(lambda: case.agent.status()["draining"], "it reports draining", "CKPT-SEC-019")
+        refused = case.controller.restore(case.agent, case.controller.next_id(), None)
+        case.true(not refused.ok, "no restore begins", "CKPT-SEC-022", got=refused.brief)
+        with contextlib.suppress(Lost):
+            case.controller.abort(case.agent, open_ids[case.agent.name])
+    except LostRequest as error:
+        case.true(False, "the control plane is served while a checkpoint is open", "CKPT-SEC-020", got=str(error))
+    code = case.process.wait(within_s=grace + 5)
+    case.equal(0, code, "the exit code", "CKPT-SEC-021")
+
+
+@check("CKPT-SEC-006", level=1, features=COMMON)
+def no_token_is_in_a_log(case: Case) -> None:
+    """C75: the logs of the Gym hold none of its tokens."""
+    case.finished()
+    logs = case.process.logs()
+    for name, token in {**case.process.tokens, "policy": case.process.policy_token}.items():
+        case.true(token not in logs, f"the {name} token is in no log", "CKPT-SEC-006", got="it is")
+
+
+@check("CKPT-FENCE-001", "CKPT-INV-005", profile="checkpoint", level=1, features=COMMON)
+def a_stopped_gym_is_taken_over(case: Case) -> None:
+    """C13: the Gym is stopped and continued: a controller that was replaced is refused, the new one is served."""
+    old = case.controller
+    rollout = case.start_at(1)
+    open_id = prepared_at(case, case.agent)
+    case.step("SIGSTOP, SIGCONT")
+    case.process.stop()
+    waiting = case.wire.background(case.agent.get_status)
+    case.stays(lambda: not waiting.done(), "a stopped Gym does not answer", for_s=0.2)
+    case.process.cont()
+    case.accepted(waiting.result(), "it answers once continued")
+    case.new_controller("next")
+    case.refused(old.commit(case.agent, open_id, {"scheme": "file", "path": "/x"}), "stale_controller", "the old one")
+    case.release(rollout)
+    case.body(rollout)

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results and ACKs: starting rollouts, the feed, receipts, ACKs, retire, and the counts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+from conformance.case import DEFAULT_SCRIPT, Case, Rollout
+from conformance.checks.discovery import counts_add_up
+from conformance.controller import Json
+from conformance.errors import Lost, NotOffered
+from conformance.registry import check
+from conformance.script import add, script, world
+from spec import wire as names
+
+COMMON = ("conformance",)
+SHORT = script(add(1), "done")
+
+
+@check(
+    "CKPT-ROLL-004",
+    "CKPT-ROLL-001",
+    "CKPT-ROLL-002",
+    "CKPT-ROLL-005",
+    "CKPT-ROLL-006",
+    "CKPT-ROLL-007",
+    "CKPT-ROLL-008",
+    "CKPT-ROLL-009",
+    "CKPT-ROLL-023",
+    "CKPT-ROLL-025",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def a_batch_is_answered_item_by_item(case: Case) -> None:
+    """One batch with an item of every kind: one outcome each, in request order, the first that fits."""
+    fenced = case.new_id()
+    case.controller.retire(case.agent, {fenced: 3})
+    policy = {"policy": case.witness.policy()}
+    unfit = {"task": {"seed": "x"}}
+    wanted: dict[str, tuple[str, Json]] = {
+        case.new_id("good"): ("started", policy),
+        case.new_id("unfit"): ("invalid", {**policy, **unfit}),
+        case.new_id("nopolicy"): ("invalid", {}),
+        case.new_id("agent"): ("invalid", {**policy, "agent": "no-such-agent"}),
+        case.new_id("env"): ("unknown_environment", {**policy, "environment": "no-such-environment"}),
+        fenced: ("stale_attempt", policy),
+        case.new_id("last"): ("started", policy),
+    }
+    items = [{**case.item(key), **more} for key, (_, more) in wanted.items()]
+    reply = case.accepted(case.controller.start(case.agent, items), "the batch is answered 200", "CKPT-ROLL-001")
+    case.equal(list(wanted), [row["rollout_id"] for row in reply["outcomes"]], "the order", "CKPT-ROLL-002")
+    keys = {"unfit": "006", "nopolicy": "005", "agent": "007", "env": "008"}
+    for row in reply["outcomes"]:
+        expected = wanted[row["rollout_id"]][0]
+        stem = row["rollout_id"].rpartition("-")[2].rstrip("0123456789")
+        key = f"CKPT-ROLL-{keys[stem]}" if stem in keys else "CKPT-ROLL-004"
+        case.equal(expected, row["outcome"], f"the outcome of {row['rollout_id']}", key)
+    known = set(case.agent.rollouts())
+    refused = {key for key, (outcome, _) in wanted.items() if outcome in ("invalid", "unknown_environment")}
+    case.equal(set(), refused & known, "refused items leave no trace", "CKPT-ROLL-023")
+    for key, (outcome, _) in wanted.items():
+        case.attempts[key] = 3
+        if outcome == "started":
+            case.witness.wait_asked(key, 1)
+
+
+@check(
+    "CKPT-ROLL-012",
+    "CKPT-ROLL-013",
+    "CKPT-ROLL-014",
+    "CKPT-ROLL-015",
+    "CKPT-ROLL-016",
+    "CKPT-ROLL-017",
+    "CKPT-ROLL-020",
+    "CKPT-ROLL-029",
+    "CKPT-ROLL-030",
+    "CKPT-ROLL-011",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def repeated_starts(case: Case) -> None:
+    """C05: a repeat of a live rollout, of a finished one, with another task, and after the ACK: each its outcome."""
+    rollout = case.start_at(1, SHORT)
+    other_task = {**rollout.item, "task_digest": "another-digest"}
+    case.equal("already_started", case.outcome(rollout.item)["outcome"], "the same again", "CKPT-ROLL-020")
+    relabelled = {**rollout.item, "labels": {"x": "y"}, "limits": {"max_turns": 1, "episode_ms": 1}}
+    case.equal("already_started", case.outcome(relabelled)["outcome"], "other limits", "CKPT-ROLL-029")
+    case.equal("conflict", case.outcome(other_task)["outcome"], "another task while live", "CKPT-ROLL-012")
+    case.release(rollout)
+    entry = case.result(rollout)
+    case.equal("completed", entry["content"]["body"]["outcome"], "the first start counts", "CKPT-ROLL-029")
+    for attempt in (0, 1):
+        outcome = case.outcome({**rollout.item, "attempt": attempt})
+        case.equal("already_finished", outcome["outcome"], f"attempt {attempt}", f"CKPT-ROLL-01{4 + attempt}")
+        case.equal(entry["receipt"], outcome.get("receipt"), "with the receipt", "CKPT-ROLL-016")
+    outcome = case.outcome({**other_task, "attempt": 1})
+    case.equal("conflict", outcome["outcome"], "another task, higher attempt", "CKPT-ROLL-013")
+    case.equal(0, case.row(rollout)["attempt"], "the rollout is as it was", "CKPT-ROLL-017")
+    case.equal(["released"], case.ack(entry["receipt"]), "the ACK")
+    for item in (rollout.item, other_task, {**other_task, "attempt": 7}):
+        case.equal("released", case.outcome(item)["outcome"], "after the ACK, whatever the task", "CKPT-ROLL-011")
+
+
+@check(
+    "CKPT-ROLL-018",
+    "CKPT-ROLL-019",
+    "CKPT-ACK-010",
+    "CKPT-ACK-011",
+    "CKPT-ACK-012",
+    "CKPT-STATUS-019",
+    "CKPT-RETIRE-009",
+    features=COMMON,
+    world=True,
+    budget="quick",
+)
+def a_failure_is_no_end(case: Case) -> None:
+    """A non-terminal failure: superseded by a higher attempt, or ACKed, which leaves a fence; the next one starts."""
+
+    def fail(rollout_id: str, attempt: int = 0) -> tuple[Rollout, Json]:
+        case.world.fail(kind="verify", rollout_id=rollout_id)
+        rollout = case.start(SHORT, rollout_id=rollout_id, attempt=attempt, verify_in_world=True)
+        return rollout, case.result(rollout)
+
+    first, _ = fail(case.new_id())
+    before = case.agent.status()["counts"]["failed_unreleased"]
+    case.true(before >= 1, "a failure is counted", "CKPT-STATUS-019", got=before)
+    second = case.start(SHORT, rollout_id=first.rollout_id, attempt=1, verify_in_world=True)
+    entry = case.result(second)
+    case.equal(1, entry["receipt"]["attempt"], "the failure is superseded", "CKPT-ROLL-019")
+    acked, entry = fail(case.new_id())
+    case.equal(["released"], case.ack(entry["receipt"]), "ACK of a failure", "CKPT-ACK-003")
+    case.equal(["already_released"], case.ack(entry["receipt"]), "again", "CKPT-ACK-012")
+    case.equal("stale_attempt", case.outcome(acked.item)["outcome"], "its own attempt", "CKPT-ACK-011")
+    again = case.start(SHORT, rollout_id=acked.rollout_id, attempt=1, verify_in_world=True)
+    case.equal(["unknown"], case.ack(entry["receipt"]), "once a higher attempt is started", "CKPT-ACK-012")
+    case.body(again, "CKPT-ACK-010")
+    third, _ = fail(case.new_id())
+    reply = case.accepted(case.controller.retire(case.agent, {third.rollout_id: 0}), "retire")
+    case.equal("retired", reply["outcomes"][0]["outcome"], "an unreleased failure is removed", "CKPT-RETIRE-009")
+    case.true(third.rollout_id not in case.agent.results(), "and served no more", "CKPT-RETIRE-009")
+
+
+@check(
+    "CKPT-RESULT-001",
+    "CKPT-RESULT-002",
+    "CKPT-RESULT-003",
+    "CKPT-RESULT-004",
+    "CKPT-RESULT-005",
+    "CKPT-RESULT-006",
+    "CKPT-RESULT-007",
+    "CKPT-RESULT-010",
+    "CKPT-RESULT-011",
+    "CKPT-RESULT-012",
+    "CKPT-FEED-001",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def a_result_is_a_string_with_a_digest(case: Case) -> None:
+    """The digest is over exactly the bytes of the string; the string stays the same; its content is the rollout's."""
+    rollout = case.start(attempt=2, labels={"group": "g7"})
+    entry = case.result(rollout)
+    receipt, text = entry["receipt"], entry["result"]
+    case.equal(names.result_digest(text), receipt["digest"], "the digest", "CKPT-RESULT-002")
+    case.equal((rollout.rollout_id, 2), (receipt["rollout_id"], receipt["attempt"]), "whose it is", "CKPT-RESULT-003")
+    case.equal(text, case.result(rollout)["result"], "served as the same string", "CKPT-RESULT-004", "CKPT-FEED-001")
+    content = entry["content"]
+    faults = list(_schema_faults(case, content))
+    case.equal([], faults, "what does not fit the result schema", "CKPT-RESULT-001")
+    for key in ("environment", "task_digest", "rollout_id"):
+        case.equal(rollout.item[key], content[key], f"its {key}", "CKPT-RESULT-005")
+    case.equal(1, len({"body", "failure"} & set(content)), "exactly one of body and failure", "CKPT-RESULT-006")
+    case.equal(2, content["info"]["attempt"], "info.attempt", "CKPT-RESULT-010")
+    case.equal({"group": "g7"}, content["info"].get("labels"), "info.labels", "CKPT-RESULT-011")
+    size = len(text.encode())
+    case.true(size <= case.agent.limit("max_result_bytes"), "within the limit", "CKPT-RESULT-012", got=size)
+
+
+def _schema_faults(case: Case, content: Json) -> list[str]:
+    resources = [(schema["$id"], Resource.from_contents(schema)) for schema in case.spec.schemas.values()]
+    registry: Registry[Any] = Registry().with_resources(resources)
+    validator = Draft202012Validator(case.spec.schemas["result"], registry=registry)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(content)]
+
+
+@check(
+    "CKPT-ACK-001",
+    "CKPT-ACK-002",
+    "CKPT-ACK-003",
+    "CKPT-ACK-004",
+    "CKPT-ACK-005",
+    "CKPT-ACK-006",
+    "CKPT-ACK-007",
+    "CKPT-ACK-008",
+    "CKPT-ACK-014",
+    "CKPT-FENCE-007",
+    "CKPT-STATUS-018",
+    "CKPT-STATUS-020",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def acks_are_judged_one_by_one(case: Case) -> None:
+    """C03: one wrong hex digit among good receipts: the others are released, that result is still served."""
+    entries = [case.finished(script("done"))[1] for _ in range(8)]
+    receipts = [entry["receipt"] for entry in entries]
+    digit = "0" if receipts[3]["digest"][-1] != "0" else "1"
+    wrong = {**receipts[3], "digest": receipts[3]["digest"][:-1] + digit}
+    unknown = {"rollout_id": case.new_id(), "attempt": 0, "digest": receipts[0]["digest"]}
+    before = case.agent.status()["counts"]
+    sent = [*receipts[:3], wrong, *receipts[4:], unknown]
+    expected = ["released"] * 3 + ["mismatch"] + ["released"] * 4 + ["unknown"]
+    case.equal(expected, case.ack(*sent), "the outcomes in order", "CKPT-ACK-002", "CKPT-ACK-003", "CKPT-ACK-006")
+    served = case.agent.results()
+    mine = [receipt for receipt in receipts if receipt["rollout_id"] in served]
+    case.equal([receipts[3]], mine, "what is still served", "CKPT-ACK-004", "CKPT-ACK-007")
+    case.equal(["already_released"], case.ack(receipts[0]), "a repeat", "CKPT-ACK-005")
+    bent = {**receipts[0], "digest": wrong["digest"]}
+    case.equal(["mismatch"], case.ack(bent), "another digest of a released result", "CKPT-FENCE-007")
+    case.controller.retire(case.agent, {receipts[3]["rollout_id"]: 9})
+    case.equal(["released"], case.ack(receipts[3]), "a fence does not make an ACK stale", "CKPT-ACK-014")
+    after = case.agent.status()["counts"]
+    moved = (after["released"] - before["released"], before["finished_unreleased"] - after["finished_unreleased"])
+    case.equal((8, 8), moved, "the counts", "CKPT-STATUS-018", "CKPT-STATUS-020")
+
+
+@check("CKPT-REPEAT-014", "CKPT-ACK-005", features=COMMON, budget="quick")
+def fifty_equal_acks_release_once(case: Case) -> None:
+    """C04: the same ACK 50 times in parallel: one `released`, 49 `already_released`."""
+    receipt = case.finished(script("done"))[1]["receipt"]
+    case.step("ACK it 50 times at once")
+    replies = case.wire.together([lambda: case.controller.ack(case.agent, [receipt])] * 50)
+    outcomes = [reply["outcomes"][0]["outcome"] for reply in replies]
+    got = (outcomes.count("released"), outcomes.count("already_released"))
+    case.equal((1, 49), got, "released and already_released", "CKPT-REPEAT-014")
+
+
+@check("CKPT-ROLL-026", "CKPT-REPEAT-014", features=COMMON, budget="quick")
+def fifty_equal_starts_start_once(case: Case) -> None:
+    """C31: the same start 50 times in parallel: one `started`, 49 `already_started`, one policy call."""
+    item = case.item(case.new_id())
+    hold = case.witness.hold(item["rollout_id"], 1)
+    case.step("start it 50 times at once")
+    replies = case.wire.together([lambda: case.start_items([item])] * 50)
+    outcomes = [reply["outcomes"][0]["outcome"] for reply in replies]
+    got = (outcomes.count("started"), outcomes.count("already_started"))
+    case.equal((1, 49), got, "started and already_started", "CKPT-ROLL-026")
+    hold.wait_asked()
+    case.equal(1, case.witness.asked(item["rollout_id"]), "policy calls", "CKPT-ROLL-026")
+
+
+@check(
+    "CKPT-FEED-001",
+    "CKPT-FEED-002",
+    "CKPT-FEED-005",
+    "CKPT-FEED-007",
+    "CKPT-FEED-008",
+    "CKPT-FEED-010",
+    "CKPT-FEED-011",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def the_feed_serves_until_the_ack(case: Case) -> None:
+    """C01, C07: five results are served again and again, as a whole and page by page, until they are ACKed."""
+    mine = {rollout.rollout_id for rollout in [case.start(script("done")) for _ in range(5)]}
+    case.until(lambda: mine <= set(case.agent.results()), "all five are served", "CKPT-FEED-001")
+    for _ in range(2):
+        case.true(mine <= set(case.agent.results()), "without a cursor all come again", "CKPT-FEED-001")
+    first = case.agent.get_results(limit=2)
+    case.true(first["more"], "a page of two has more behind it", "CKPT-FEED-011", got=first.brief)
+    seen, after, feeds = set[str](), first["next"], {first["feed"]}
+    seen.update(row["receipt"]["rollout_id"] for row in first["results"])
+    more = True
+    while more:
+        page = case.agent.get_results(after=after, limit=2)
+        case.true(len(page["results"]) <= 2, "a page keeps its limit", "CKPT-FEED-011", got=len(page["results"]))
+        ids = {row["receipt"]["rollout_id"] for row in page["results"]}
+        case.equal(set(), ids & seen, "results that came twice on the way", "CKPT-FEED-008")
+        seen |= ids
+        feeds.add(page["feed"])
+        after, more = page["next"], page["more"]
+    case.true(mine <= seen, "page by page all were served", "CKPT-FEED-001", got=sorted(seen & mine))
+    case.equal(1, len(feeds), "one feed throughout", "CKPT-FEED-005")
+    empty = case.accepted(case.agent.get_results(after=after, wait_ms=50), "nothing new", "CKPT-FEED-010")
+    case.equal(([], False), (empty["results"], empty["more"]), "an empty page", "CKPT-FEED-010")
+    late = case.finished(script("done"))[0].rollout_id
+    page = case.agent.get_results(after=empty["next"])
+    found = {row["receipt"]["rollout_id"] for row in page["results"]}
+    case.true(late in found, "a later result comes after the cursor", "CKPT-FEED-008", got=sorted(found))
+    case.accepted(case.agent.get_results(after="no-cursor-of-anybody"), "a foreign cursor", "CKPT-FEED-007")
+    receipts = [row["receipt"] for key, row in case.agent.results().items() if key in mine]
+    case.equal(["released"] * 5, case.ack(*receipts), "all five ACKs")
+    case.equal(set(), mine & set(case.agent.results()), "what is still served", "CKPT-ACK-004")
+
+
+@check("CKPT-FEED-009", features=COMMON, budget="quick")
+def a_waiting_read_returns_with_the_result(case: Case) -> None:
+    """C06: readers wait for a result and get it as soon as it is there, although others went away meanwhile."""
+    rollout = case.start_at(0, script("done"))
+    after = case.agent.get_results()["next"]
+    while (page := case.agent.get_results(after=after))["more"]:
+        after = page["next"]
+    after = page["next"]
+    case.step("20 readers wait, 19 go away")
+    gone = [
+        case.wire.background(lambda: _impatient(case, after))  # a reader that gives up early
+        for _ in range(19)
+    ]
+    waiting = case.wire.background(lambda: case.agent.get_results(after=after, wait_ms=8000))
+    for reader in gone:
+        reader.result()
+    case.release(rollout)
+    reply = case.accepted(waiting.result(), "the last reader", "CKPT-FEED-009")
+    found = [row["receipt"]["rollout_id"] for row in reply["results"]]
+    case.true(rollout.rollout_id in found, "it gets the result", "CKPT-FEED-009", got=found)
+
+
+def _impatient(case: Case, after: str) -> None:
+    try:
+        case.agent.call("getResults", query={"after": after, "wait_ms": 8000}, within_s=0.3)
+    except Lost:
+        return
+
+
+@check("CKPT-ROLL-038", "CKPT-ROLL-040", "CKPT-ROLL-041", features=COMMON, budget="quick")
+def rollouts_are_listed_by_page_and_state(case: Case) -> None:
+    """Paging lists every rollout once; `state` filters; each can be read, also when released or retired."""
+    live = [case.start_at(1) for _ in range(3)]
+    done, entry = case.finished(script("done"))
+    seen: list[str] = []
+    after: str | None = None
+    while True:
+        page = case.accepted(case.agent.get_rollouts(after=after, limit=1), "a page of one")
+        case.true(len(page["rollouts"]) <= 1, "a page keeps its limit", "CKPT-ROLL-038")
+        seen += [row["rollout_id"] for row in page["rollouts"]]
+        after = page["next"]
+        if after is None:
+            break
+    mine = {rollout.rollout_id for rollout in [*live, done]}
+    case.equal(dict.fromkeys(mine, 1), {key: seen.count(key) for key in mine}, "each once", "CKPT-ROLL-038")
+    for state in ("waiting_policy", "finished", "failed", "restart"):
+        rows = case.accepted(case.agent.get_rollouts(state=state), f"state={state}")["rollouts"]
+        case.equal({state} if rows else set(), {row["state"] for row in rows}, "the filter", "CKPT-ROLL-040")
+    case.equal("finished", case.row(done)["state"], "finished", "CKPT-ROLL-041")
+    case.ack(entry["receipt"])
+    case.equal("released", case.row(done)["state"], "released", "CKPT-ROLL-041")
+    case.controller.retire(case.agent, {live[0].rollout_id: 0})
+    case.until_state(live[0], "retired", requirements=("CKPT-ROLL-041",))
+    case.refused(case.agent.get_rollout(case.new_id()), "not_found", "a rollout that nobody knows")
+
+
+@check(
+    "CKPT-RETIRE-001",
+    "CKPT-RETIRE-002",
+    "CKPT-RETIRE-003",
+    "CKPT-RETIRE-004",
+    "CKPT-RETIRE-005",
+    "CKPT-RETIRE-006",
+    "CKPT-RETIRE-007",
+    "CKPT-RETIRE-008",
+    "CKPT-RETIRE-011",
+    "CKPT-RETIRE-012",
+    "CKPT-RETIRE-013",
+    "CKPT-STATUS-021",
+    "CKPT-STATUS-016",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def retire_fences_stops_and_frees(case: Case) -> None:
+    """Live, finished, unknown and higher rollouts in one retire: each its outcome, in order; a success stays."""
+    live, high = case.start_at(1), case.start_at(1, attempt=5)
+    done, entry = case.finished(script("done"))
+    unknown = case.new_id()
+    before = case.agent.status()["counts"]
+    through = {live.rollout_id: 0, done.rollout_id: 3, unknown: 2, high.rollout_id: 4}
+    case.step("retire a live, a finished and an unknown rollout, and one whose attempt is higher")
+    reply = case.accepted(case.controller.retire(case.agent, through), "retire")
+    rows = {row["rollout_id"]: row for row in reply["outcomes"]}
+    case.equal(list(through), list(rows), "outcomes in request order", "CKPT-RETIRE-005")
+    stopped = rows[live.rollout_id]["outcome"]
+    case.true(stopped in ("retired", "pending"), "the live one", "CKPT-RETIRE-002", got=stopped)
+    case.until_state(live, "retired", requirements=("CKPT-RETIRE-004", "CKPT-RETIRE-011"))
+    kept = (rows[done.rollout_id]["outcome"], rows[done.rollout_id].get("receipt"))
+    case.equal(("finished", entry["receipt"]), kept, "the finished one", "CKPT-RETIRE-006", "CKPT-RETIRE-007")
+    case.equal("retired", rows[unknown]["outcome"], "the unknown one", "CKPT-RETIRE-013")
+    stale = case.outcome(case.item(unknown, attempt=2))
+    case.equal("stale_attempt", stale["outcome"], "its fence", "CKPT-RETIRE-012")
+    case.true(done.rollout_id in case.agent.results(), "a success is still served", "CKPT-RETIRE-008")
+    counts = case.agent.status()["counts"]
+    moved = (counts["retired"] - before["retired"], before["live"] - counts["live"])
+    case.equal((2, 1), moved, "the counts", "CKPT-STATUS-021", "CKPT-STATUS-016")
+    case.release(high)
+    case.body(high, "CKPT-RETIRE-003")
+    late = case.start(SHORT, rollout_id=unknown, attempt=3)
+    case.body(late, "CKPT-RETIRE-001")
+
+
+@check("CKPT-INV-001", "CKPT-STATUS-014", "CKPT-STATUS-015", "CKPT-STATUS-027", features=COMMON, budget="quick")
+def counts_add_up_at_every_moment(case: Case) -> None:
+    """I1: in every status while rollouts start, finish, are ACKed and retired, the counts add up."""
+    before = case.agent.status()["counts"]["admitted"]
+    rollouts = [case.start(SHORT) for _ in range(6)]
+    statuses = [case.agent.status()]
+    for rollout in rollouts[:4]:
+        entry = case.result(rollout)
+        statuses.append(case.agent.status())
+        case.ack(entry["receipt"])
+        statuses.append(case.agent.status())
+    case.controller.retire(case.agent, {rollouts[5].rollout_id: 0})
+    statuses.append(case.agent.status())
+    for status in statuses:
+        counts_add_up(case, status)
+    case.equal(before + 6, statuses[-1]["counts"]["admitted"], "each is counted once", "CKPT-STATUS-014")
+
+
+@check("CKPT-ROLL-031", features=COMMON)
+def the_policy_of_an_item_wins(case: Case) -> None:
+    """A policy in the item is used instead of the batch's."""
+    address = f"{case.prefix}item"
+    rollout_id = case.new_id()
+    item = {**case.item(rollout_id), "policy": case.witness.policy(address)}
+    case.equal("started", case.outcome(item)["outcome"], "it starts")
+    case.body(Rollout(rollout_id, 0, item, DEFAULT_SCRIPT))
+    found = {call.address for call in case.witness.generations(rollout_id)}
+    case.equal({address}, found, "the addresses called", "CKPT-ROLL-031")
+
+
+@check("CKPT-ROLL-022", "CKPT-ROLL-024", features=COMMON)
+def over_capacity_is_said(case: Case) -> None:
+    """More live rollouts than `max_live_rollouts`: `over_capacity`; startable once there is room."""
+    limit = case.agent.limit("max_live_rollouts")
+    room = limit - case.agent.status()["counts"]["live"]
+    if room > 200:
+        raise NotOffered(f"max_live_rollouts is {limit}")
+    case.witness.hold(None, 1)
+    items = [case.item(case.new_id()) for _ in range(room + 1)]
+    batch = case.agent.limit("max_batch")
+    outcomes: list[str] = []
+    for start in range(0, len(items), batch):
+        reply = case.start_items(items[start : start + batch])
+        outcomes += [row["outcome"] for row in reply["outcomes"]]
+    case.equal(["started"] * room + ["over_capacity"], outcomes, "the outcomes", "CKPT-ROLL-022")
+    case.controller.retire(case.agent, {items[0]["rollout_id"]: 0})
+    case.until(lambda: case.row(items[0]["rollout_id"])["state"] == "retired", "one is freed")
+    case.equal("started", case.outcome(items[-1])["outcome"], "the refused one starts", "CKPT-ROLL-024")
+    case.witness.release_all()
+
+
+@check("CKPT-RESULT-009", features=COMMON, world=True, budget="quick")
+def bodies_do_not_depend_on_the_run(case: Case) -> None:
+    """The same task and policy under another id, attempt and time: the same body."""
+    written = script([add(1), world("w")], add(2), "done")
+    bodies = [case.body(case.start(written, attempt=attempt)) for attempt in (0, 3)]
+    case.equal(json.dumps(bodies[0], sort_keys=True), json.dumps(bodies[1], sort_keys=True), "body", "CKPT-RESULT-009")

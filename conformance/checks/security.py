@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Security: tokens of the planes, and what is said about them."""
+
+from __future__ import annotations
+
+from conformance.case import Case
+from conformance.errors import NotOffered
+from conformance.registry import check
+from spec import wire as names
+
+
+@check("CKPT-SEC-001", "CKPT-ERR-007", each="participant", budget=("quick", "demo"))
+def the_control_plane_takes_its_token_alone(case: Case) -> None:
+    """Without a token, with a wrong one and with another plane's: `unauthorized`, and nothing changes."""
+    tokens = case.wire.tokens
+    if not tokens.get("control"):
+        raise NotOffered("no token is configured")
+    wrong = ["Bearer wrong", "Basic eA==", "Bearer"]
+    if tokens.get("data") not in (None, tokens["control"]):
+        wrong.append(f"Bearer {tokens['data']}")
+    url = case.p.url + names.PREFIX
+    with case.unchanged():
+        for method, path in (("GET", "/capabilities"), ("GET", "/checkpoint"), ("POST", "/retire")):
+            bare = case.wire.raw(method, url + path, plane="none")
+            case.refused(bare, "unauthorized", f"{method} {path} without a token", "CKPT-SEC-001")
+            for value in wrong:
+                reply = case.wire.raw(method, url + path, headers={"Authorization": value})
+                case.refused(reply, "unauthorized", f"{method} {path} with a wrong one", "CKPT-SEC-001")
+
+
+@check("CKPT-SEC-006", features=("conformance",), budget="quick")
+def no_token_is_ever_said(case: Case) -> None:
+    """C75: no recorded response, policy request or world call holds a token of ours."""
+    tokens = [token for token in case.wire.tokens.values() if token]
+    if not tokens:
+        raise NotOffered("no token is configured")
+    rollout, entry = case.finished()
+    texts = [exchange.response_body.decode("utf-8", "replace") for exchange in list(case.wire.exchanges)]
+    texts += [str(call.body) for call in case.witness.generations(rollout.rollout_id)]
+    texts.append(entry["result"])
+    for token in tokens:
+        found = [text[:200] for text in texts if token in text]
+        case.equal([], found, "texts that hold a token", "CKPT-SEC-006")
+
+
+@check("CKPT-SEC-008", each="participant")
+def planes_have_tokens_of_their_own(case: Case) -> None:
+    """The tokens of control plane and data plane differ."""
+    tokens = case.wire.tokens
+    if not tokens.get("control"):
+        raise NotOffered("no token is configured")
+    case.true(tokens.get("control") != tokens.get("data"), "the tokens differ", "CKPT-SEC-008", got="one token")
+
+
+@check("CKPT-ROLL-035", features=("conformance",))
+def the_policy_gets_a_credential_from_the_settings(case: Case) -> None:
+    """A policy call carries the Gym's own credential: none is in the start call."""
+    rollout, _ = case.finished()
+    found = [call.headers.get("authorization") for call in case.witness.generations(rollout.rollout_id)]
+    if case.bench.target.level == 0 and not any(found):
+        raise NotOffered("the suite does not know whether this Gym was given a policy token")
+    case.equal(["***"] * len(found), found, "an Authorization header on every policy call", "CKPT-ROLL-035")

@@ -1,0 +1,633 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots and restart: what a cut holds, what a restore installs, and the acid test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from conformance.case import DEFAULT_SCRIPT, Case, Rollout
+from conformance.controller import Json
+from conformance.cuts import Cut, plan, prepare_everywhere, reset, restore_at, restore_cut, resume_everywhere, take_cut
+from conformance.registry import check
+from conformance.script import add, grow, refuse, script, world
+from conformance.wire import Reply
+from spec import wire as names
+
+COMMON = ("conformance",)
+LONG = script(
+    add(5),
+    [add(-3), world("a"), refuse()],
+    grow(2000),
+    [world("b"), add(7)],
+    [add(11), add(13), add(17)],
+    add(0),
+    "done",
+)
+
+
+def judge_kept_turns(case: Case, rollout: Rollout, kept: int, again: int = 1) -> None:
+    """Judge that no turn up to `kept` was generated more than once, and later ones at most 1 + `again` times (I2)."""
+    counts = case.witness.completed_by_turn(rollout.rollout_id)
+    redone = {turn: n for turn, n in counts.items() if turn <= kept and n > 1}
+    case.equal({}, redone, f"finished turns of {rollout.rollout_id} that were generated again", "CKPT-INV-002")
+    case.true(max(counts.values()) <= 1 + again, "later turns at most once more", "CKPT-INV-002", got=dict(counts))
+
+
+def interrupt(case: Case, rollout: Rollout, cut: Cut, **kwargs: object) -> None:
+    """Let a rollout run past the cut, then restore it from there."""
+    case.release(rollout)
+    case.witness.wait_asked(rollout.rollout_id, cut.row(case, rollout.rollout_id)["turns_done"] + 2)
+    restore_cut(case, cut, **kwargs)  # type: ignore[arg-type]  # keywords of restore_cut
+
+
+@check(
+    "CKPT-ENV-006",
+    "CKPT-INV-002",
+    "CKPT-RESTORE-020",
+    "CKPT-RESTORE-033",
+    "CKPT-RESTORE-034",
+    "CKPT-RESTORE-043",
+    "CKPT-RESTORE-036",
+    "CKPT-RESULT-009",
+    "CKPT-ID-015",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget=("quick", "demo"),
+)
+def acid_test_in_the_living_server(case: Case) -> None:
+    """The acid test: interrupted after turn 2, restored into the living server and finished: the same body."""
+    expected = case.baseline(LONG)
+    rollout = case.start_at(2, LONG)
+    cut = take_cut(case)
+    case.equal(2, cut.row(case, rollout.rollout_id)["turns_done"], "the cut holds two turns", "CKPT-COMMIT-004")
+    interrupt(case, rollout, cut)
+    case.equal(expected, case.body(rollout), "interrupted = uninterrupted", "CKPT-ENV-006")
+    judge_kept_turns(case, rollout, 2)
+    calls = case.witness.generations(rollout.rollout_id, attempt=1)
+    turns = [call.turn for call in calls]
+    case.equal([3, 4, 5, 6, 7], turns, "turns of the restored attempt", "CKPT-RESTORE-033", "CKPT-RESTORE-034")
+
+
+@check(
+    "CKPT-ENV-006",
+    "CKPT-INV-002",
+    "CKPT-RESTORE-044",
+    "CKPT-EFFECT-006",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget="quick",
+)
+def acid_test_through_two_cycles(case: Case) -> None:
+    """C46: cut, restore, cut again later, restore: both parts are there, the same body, no finished turn redone."""
+    expected = case.baseline(LONG)
+    rollout = case.start_at(1, LONG)
+    first = take_cut(case)
+    hold = case.witness.hold(rollout.rollout_id, 4, attempt=1)
+    interrupt(case, rollout, first)
+    hold.wait_asked()
+    second = take_cut(case)
+    row = second.row(case, rollout.rollout_id)
+    case.equal((1, 3), (row["attempt"], row["turns_done"]), "the second cut", "CKPT-RESTORE-020")
+    hold.release()
+    case.witness.wait_asked(rollout.rollout_id, 5)
+    restore_cut(case, second)
+    case.equal(expected, case.body(rollout), "interrupted twice = uninterrupted", "CKPT-ENV-006")
+    judge_kept_turns(case, rollout, 1)
+    case.equal(2, rollout.attempt, "it went on as attempt 2", "CKPT-RESTORE-034")
+
+
+@check(
+    "CKPT-ENV-006",
+    "CKPT-RESTORE-044",
+    "CKPT-INV-002",
+    "CKPT-COMMIT-043",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget="quick",
+)
+def acid_test_twice_from_one_snapshot(case: Case) -> None:
+    """N15: a second crash before the next snapshot: the same cut is restored again, still no finished turn redone."""
+    expected = case.baseline(LONG)
+    rollout = case.start_at(3, LONG)
+    cut = take_cut(case)
+    hold = case.witness.hold(rollout.rollout_id, 6, attempt=1)
+    interrupt(case, rollout, cut)
+    hold.wait_asked()
+    restore_cut(case, cut)
+    hold.release()
+    case.equal(expected, case.body(rollout), "restored twice = uninterrupted", "CKPT-ENV-006", "CKPT-RESTORE-044")
+    judge_kept_turns(case, rollout, 3, again=2)
+
+
+@check(
+    "CKPT-RESTORE-035",
+    "CKPT-ENV-006",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget=("quick", "demo"),
+)
+def a_restore_moves_to_another_policy(case: Case) -> None:
+    """N3: restored with another policy address: the rollouts call the new one, never the old."""
+    expected = case.baseline()
+    rollout = case.start_at(1)
+    cut = take_cut(case)
+    address = f"{case.prefix}new"
+    restore_cut(case, cut, policy=case.witness.policy(address))
+    asked = len(case.witness.generations(rollout.rollout_id, address="main"))
+    case.release(rollout)
+    case.equal(expected, case.body(rollout), "the same body", "CKPT-ENV-006")
+    old = len(case.witness.generations(rollout.rollout_id, address="main"))
+    case.equal(asked, old, "calls to the old address after the restore", "CKPT-RESTORE-035")
+    case.true(case.witness.generations(rollout.rollout_id, address=address), "the new one", "CKPT-RESTORE-035")
+
+
+@check("CKPT-ROLL-033", features=COMMON, budget="quick")
+def a_repeated_start_moves_to_another_policy(case: Case) -> None:
+    """N18: the start of a live rollout is repeated with another policy: its next call goes there."""
+    rollout = case.start_at(1)
+    address = f"{case.prefix}moved"
+    outcome = case.outcome(rollout.item, policy=case.witness.policy(address))
+    case.equal("already_started", outcome["outcome"], "the repeat", "CKPT-ROLL-020")
+    case.release(rollout)
+    case.body(rollout, "CKPT-ROLL-033")
+    turns = [call.conversation_turn for call in case.witness.generations(rollout.rollout_id, address=address)]
+    case.equal([3, 4], turns, "turns asked at the new address", "CKPT-ROLL-033")
+
+
+@check(
+    "CKPT-ENV-006",
+    "CKPT-COMMIT-005",
+    profile="turn-recovery",
+    features=COMMON,
+    world=True,
+    storage=True,
+    budget="quick",
+)
+def a_turn_that_was_open_is_in_the_cut_whole(case: Case) -> None:
+    """N1: the gate closes during the first of three effects; cut, restore: equal to the uninterrupted run."""
+    written = script(add(1), [world("one"), add(2), world("two")], add(3), "done")
+    expected = case.baseline(written)
+    rollout_id = case.new_id()
+    with case.world.hold("one", rollout_id=rollout_id) as effect:
+        rollout = case.start(written, rollout_id=rollout_id)
+        effect.wait_begun()
+        checkpoint_id = case.controller.next_id()
+        for p in case.gym.participants:
+            case.accepted(case.controller.prepare(p, checkpoint_id, timeout_ms=1), "prepare")
+    cut = take_cut(case, checkpoint_id=checkpoint_id)
+    case.equal(2, cut.row(case, rollout_id)["turns_done"], "the whole turn is in the cut", "CKPT-COMMIT-005")
+    case.witness.wait_asked(rollout_id, 3)
+    restore_cut(case, cut)
+    case.equal(expected, case.body(rollout), "interrupted = uninterrupted", "CKPT-ENV-006")
+    case.equal(1, case.world.happened("one", rollout_id=rollout_id), "the effect happened once", "CKPT-INV-002")
+
+
+@check(
+    "CKPT-DIR-003",
+    "CKPT-DIR-004",
+    "CKPT-DIR-005",
+    "CKPT-DIR-006",
+    "CKPT-DIR-007",
+    "CKPT-DIR-008",
+    "CKPT-DIR-009",
+    "CKPT-DIR-010",
+    "CKPT-DIR-011",
+    "CKPT-DIR-013",
+    "CKPT-DIR-014",
+    "CKPT-DIR-015",
+    "CKPT-DIR-017",
+    "CKPT-COMMIT-004",
+    "CKPT-COMMIT-016",
+    "CKPT-COMMIT-017",
+    "CKPT-COMMIT-018",
+    "CKPT-COMMIT-020",
+    "CKPT-COMMIT-021",
+    "CKPT-COMMIT-022",
+    "CKPT-FEED-017",
+    "CKPT-RESTORE-052",
+    profile="checkpoint",
+    features=COMMON,
+    storage=True,
+    budget=("quick", "demo"),
+)
+def a_participant_directory_is_what_it_says(case: Case) -> None:
+    """C02, C08: manifest and index name every file, rollout, turn, effect and unreleased result, and nothing else."""
+    reset(case)
+    live = [case.start_at(n, script([add(1), refuse()], add(2), "done")) for n in (1, 2)]
+    done, entry = case.finished()
+    checkpoint_id = case.controller.next_id()
+    prepare_everywhere(case, checkpoint_id)
+    cut = take_cut(case, checkpoint_id=checkpoint_id)
+    for p in case.gym.participants:
+        part = cut.parts[p.name]
+        manifest = part.manifest_json()
+        got = (manifest["run_id"], manifest["checkpoint_id"], manifest["participant"])
+        case.equal(("conformance", checkpoint_id, p.name), got, "the manifest names its cut", "CKPT-DIR-005")
+        state = {key: p.capabilities["state_schema"][key] for key in ("id", "version")}
+        case.equal(state, manifest["state_schema"], "its state schema", "CKPT-DIR-005")
+        _files_are_as_named(case, part.directory, manifest, part.manifest["name"])
+        ids = list(part.rows)
+        case.equal(sorted(ids, key=str.encode), ids, "the index is sorted by bytes", "CKPT-DIR-008")
+    rows = cut.parts[case.agent.name].rows
+    case.equal({r.rollout_id for r in [*live, done]}, set(rows), "live and unreleased rollouts", "CKPT-DIR-009")
+    turns = "turn" if "turn-recovery" in case.gym.profiles else "restart"
+    for n, rollout in enumerate(live, 1):
+        row = rows[rollout.rollout_id]
+        got_row = (row["state"], row["turns_done"], row["task_digest"], row["environment"])
+        item = rollout.item
+        wanted = (turns, n, item["task_digest"], item["environment"])
+        case.equal(wanted, got_row, "a live row", "CKPT-DIR-011", "CKPT-DIR-013", "CKPT-DIR-017")
+        case.equal({"conformance": n + 1}, row["effects"], "its effects, the refused one too", "CKPT-DIR-014")
+        sessions = cut.parts[case.sessions.name].rows[rollout.rollout_id]
+        case.equal(n, sessions["turns_done"], "the sessions agree", "CKPT-RESTORE-052")
+        case.equal(row["effects"], sessions["effects"], "on the effects too", "CKPT-DIR-014", "CKPT-DIR-010")
+    finished = rows[done.rollout_id]
+    shown = (finished["state"], finished.get("receipt"))
+    case.equal(("finished", entry["receipt"]), shown, "the unreleased result", "CKPT-DIR-015", "CKPT-FEED-017")
+
+
+def _files_are_as_named(case: Case, directory: Path, manifest: Json, manifest_name: str) -> None:
+    named = {row["name"]: row for row in manifest["files"]}
+    there = {path.name: path for path in directory.iterdir()}
+    case.equal(set(named), set(there) - {manifest_name}, "the files that are there", "CKPT-DIR-003", "CKPT-DIR-006")
+    for name, row in named.items():
+        content = there[name].read_bytes()
+        got = (len(content), names.bytes_digest(content))
+        case.equal((row["bytes"], row["digest"]), got, f"size and digest of {name}", "CKPT-DIR-003")
+    index = named[manifest["index"]["name"]]
+    lines = there[index["name"]].read_bytes().splitlines()
+    case.equal(index["records"], len(lines), "records of the index", "CKPT-DIR-004")
+    case.equal("rollouts.jsonl", index["name"], "the name of the index", "CKPT-DIR-007")
+    states = [json.loads(line)["state"] for line in lines]
+    counted = {state: states.count(state) for state in ("turn", "finished", "restart")}
+    case.equal(counted, manifest["counts"], "the counts of the manifest", "CKPT-COMMIT-020")
+
+
+@check("CKPT-SEC-014", profile="checkpoint", each="participant", shared_dir=True, budget="quick")
+def snapshot_files_are_private(case: Case) -> None:
+    """The files of a participant directory have the mode 0600."""
+    cut = take_cut(case)
+    for path in cut.parts[case.p.name].directory.iterdir():
+        case.equal("0o600", oct(path.stat().st_mode & 0o777), f"the mode of {path.name}", "CKPT-SEC-014")
+
+
+@check(
+    "CKPT-FEED-016",
+    "CKPT-RESTORE-021",
+    "CKPT-RESTORE-023",
+    "CKPT-RESTORE-022",
+    "CKPT-RESTORE-042",
+    "CKPT-RESTORE-038",
+    "CKPT-RESTORE-040",
+    "CKPT-FEED-004",
+    "CKPT-FEED-006",
+    "CKPT-STATUS-024",
+    "CKPT-RESTORE-015",
+    "CKPT-RESTORE-016",
+    "CKPT-RESTORE-030",
+    profile="checkpoint",
+    features=COMMON,
+    storage=True,
+    budget=("quick", "demo"),
+)
+def a_restore_installs_exactly_its_lists(case: Case) -> None:
+    """N2, N19: listed results come back with their receipts under a new feed; what is unlisted is gone and fenced."""
+    reset(case)
+    kept, left = case.finished()[1], case.finished()[1]
+    live = case.start_at(1)
+    cut = take_cut(case)
+    later = case.start_at(1)
+    feed = case.agent.get_results()["feed"]
+    cursor = case.agent.get_results()["next"]
+    lists = plan(case, cut, only=[live.rollout_id], keep=[kept["receipt"]["rollout_id"]])
+    lists.fences.append({"rollout_id": later.rollout_id, "through_attempt": later.attempt})
+    lists.fences.append({"rollout_id": (never := case.new_id("never")), "through_attempt": 6})
+    checkpoint_id = case.controller.next_id()
+    for p in case.gym.descending:
+        reply = case.accepted(restore_at(case, p, cut, lists, checkpoint_id), f"{p.name} restores")
+        rows, results = len(lists.rollouts[p.name]), int(p.owns("rollouts"))
+        case.equal(rows, reply["restored_count"] + len(reply["restarts"]), "what was made current", "CKPT-RESTORE-038")
+        case.equal(results, reply["results_count"], "the results kept", "CKPT-RESTORE-042")
+    resume_everywhere(case, checkpoint_id)
+    page = case.agent.get_results(after=cursor)
+    case.true(page["feed"] != feed, "a new feed", "CKPT-FEED-004", got=feed)
+    served = {row["receipt"]["rollout_id"]: row["receipt"] for row in page["results"]}
+    wanted = {kept["receipt"]["rollout_id"]: kept["receipt"]}
+    case.equal(wanted, served, "the old cursor counts as none", "CKPT-FEED-006", "CKPT-FEED-016", "CKPT-RESTORE-023")
+    counts = case.agent.status()["counts"]
+    got = (counts["admitted"], counts["live"], counts["finished_unreleased"])
+    alive = len(lists.rollouts[case.agent.name])
+    case.equal((1 + alive, alive, 1), got, "counts start from what was installed", "CKPT-STATUS-024")
+    gone = left["receipt"]["rollout_id"]
+    listing = case.agent.rollouts()
+    unlisted = {key for key in (gone, later.rollout_id) if listing.get(key, {}).get("state") in ("running", "finished")}
+    case.equal(set(), unlisted, "unlisted work", "CKPT-RESTORE-022", "CKPT-RESTORE-015")
+    for key, attempt in ((later.rollout_id, later.attempt), (never, 6)):
+        outcome = case.outcome(case.item(key, attempt=attempt))
+        case.equal("stale_attempt", outcome["outcome"], f"{key} is fenced", "CKPT-RESTORE-016", "CKPT-RESTORE-030")
+
+
+@check(
+    "CKPT-RESTORE-024",
+    "CKPT-RESTORE-025",
+    "CKPT-RESTORE-026",
+    "CKPT-RESTORE-027",
+    "CKPT-RESTORE-028",
+    "CKPT-RESTORE-004",
+    "CKPT-RESTORE-003",
+    "CKPT-RESTORE-011",
+    "CKPT-RESTORE-012",
+    "CKPT-RESTORE-013",
+    "CKPT-ERR-020",
+    "CKPT-RESTORE-010",
+    profile="turn-recovery",
+    features=COMMON,
+    storage=True,
+    budget="quick",
+)
+def a_restore_that_disagrees_with_its_source_is_refused(case: Case) -> None:
+    """C15, C63: another task, attempt, turn count, receipt or digest: refused by name, nothing is installed."""
+    rollout, other = case.start_at(1), case.start_at(1)
+    cut = take_cut(case)
+    a = case.agent
+    part = cut.parts[a.name]
+    row = part.rows[rollout.rollout_id]
+    foreign = {"rollout_id": case.new_id(), "attempt": 0, "digest": names.result_digest("{}")}
+
+    def listed(**changed: object) -> list[Json]:
+        item = {key: row[key] for key in ("rollout_id", "attempt", "turns_done", "task_digest")}
+        return [{**item, "next_attempt": case.next_attempt(rollout.rollout_id), **changed}]
+
+    cases: list[tuple[str, str, Json]] = [
+        ("CKPT-RESTORE-028", "another task_digest", {"rollouts": listed(task_digest="sha256:other")}),
+        ("CKPT-RESTORE-027", "another turns_done", {"rollouts": listed(turns_done=0)}),
+        ("CKPT-RESTORE-026", "another attempt", {"rollouts": listed(attempt=5, next_attempt=6)}),
+        ("CKPT-RESTORE-024", "an unknown rollout", {"rollouts": listed(rollout_id=case.new_id())}),
+        ("CKPT-RESTORE-025", "an unknown receipt", {"results": [foreign]}),
+    ]
+    for key, what, lists in cases:
+        checkpoint_id = case.controller.next_id()
+        case.step(f"restore with {what}")
+        before = a.get_results()["feed"]
+        reply = case.controller.restore(a, checkpoint_id, part.source(cut.checkpoint_id), **lists)
+        case.refused(reply, "state_mismatch", what, key)
+        case.true(reply.json.get("rollouts"), "the problem names rollouts", "CKPT-ERR-020", got=reply.brief)
+        _as_before(case, checkpoint_id, before, [rollout, other])
+    source = {**part.source(cut.checkpoint_id), "checkpoint_id": f"{case.controller.epoch}-999"}
+    reply = case.controller.restore(a, case.controller.next_id(), source)
+    case.refused(reply, "state_mismatch", "a manifest of another checkpoint", "CKPT-RESTORE-004")
+    source = {**part.source(cut.checkpoint_id), "manifest_digest": names.bytes_digest(b"other")}
+    reply = case.controller.restore(a, case.controller.next_id(), source)
+    case.refused(reply, "checkpoint_corrupt", "another manifest digest", "CKPT-RESTORE-003")
+    for found in (rollout, other):
+        case.release(found)
+        case.body(found, "CKPT-RESTORE-011")
+
+
+def _as_before(case: Case, checkpoint_id: str, feed: str, rollouts: list[Rollout]) -> None:
+    status = case.agent.status()
+    got = (status["phase"], status["gate"], status["feed"])
+    case.equal(("idle", "open", feed), got, "as before", "CKPT-RESTORE-012", "CKPT-RESTORE-011")
+    last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
+    case.equal((checkpoint_id, "failed"), last, "last", "CKPT-RESTORE-013")
+    for rollout in rollouts:
+        row = case.row(rollout)
+        case.equal((rollout.attempt, 1), (row["attempt"], row["turns_done"]), "still there", "CKPT-RESTORE-011")
+
+
+@check(
+    "CKPT-RESTORE-002",
+    "CKPT-ERR-033",
+    "CKPT-RESTORE-011",
+    "CKPT-DIR-020",
+    profile="turn-recovery",
+    features=COMMON,
+    shared_dir=True,
+    budget="default",
+)
+def damaged_files_are_refused_by_name(case: Case) -> None:
+    """C41: a byte flipped, cut or added: `checkpoint_corrupt` names the file, nothing is changed."""
+    case.start_at(1)
+    cut = take_cut(case)
+    a = case.agent
+    part = cut.parts[a.name]
+    for row in part.manifest_json()["files"]:
+        path = part.directory / row["name"]
+        whole = path.read_bytes()
+        for what, damaged in (
+            ("one byte flipped", bytes([whole[0] ^ 1]) + whole[1:] if whole else b"x"),
+            ("cut short", whole[:-1] if whole else b"y"),
+            ("a newline more", whole + b"\n"),
+        ):
+            path.unlink()
+            path.write_bytes(damaged)
+            case.step(f"{row['name']}: {what}")
+            lists = plan(case, cut)
+            reply = restore_at(case, a, cut, lists, case.controller.next_id())
+            case.refused(reply, "checkpoint_corrupt", f"{row['name']}: {what}", "CKPT-RESTORE-002")
+            case.true(row["name"] in reply["detail"], "the file is named", "CKPT-ERR-033", got=reply["detail"])
+            case.equal("open", a.status()["gate"], "nothing is changed", "CKPT-RESTORE-011")
+        path.unlink()
+        path.write_bytes(whole)
+
+
+@check(
+    "CKPT-RESTORE-029",
+    "CKPT-RESTORE-053",
+    "CKPT-RESTORE-006",
+    profile="turn-recovery",
+    features=COMMON,
+    storage=True,
+    budget="quick",
+)
+def a_restore_takes_a_higher_attempt(case: Case) -> None:
+    """A `next_attempt` that is not above fence and living attempt is `stale_attempt`; nothing is installed."""
+    rollout = case.start_at(1)
+    cut = take_cut(case)
+    a = case.agent
+    part = cut.parts[a.name]
+    row = part.rows[rollout.rollout_id]
+    item = {key: row[key] for key in ("rollout_id", "attempt", "turns_done", "task_digest")}
+    source = part.source(cut.checkpoint_id)
+    same = case.controller.restore(a, case.controller.next_id(), source, rollouts=[{**item, "next_attempt": 0}])
+    case.refused(same, "stale_attempt", "the living attempt", "CKPT-RESTORE-053")
+    case.controller.retire(a, {rollout.rollout_id: 4})
+    fenced = case.controller.restore(a, case.controller.next_id(), source, rollouts=[{**item, "next_attempt": 4}])
+    case.refused(fenced, "stale_attempt", "a fenced attempt", "CKPT-RESTORE-029")
+    case.equal("retired", case.row(rollout)["state"], "nothing was installed", "CKPT-RESTORE-011")
+
+
+@check(
+    "CKPT-ABORT-007",
+    "CKPT-ABORT-008",
+    "CKPT-RESTORE-032",
+    "CKPT-RESTORE-019",
+    "CKPT-ID-024",
+    "CKPT-ID-025",
+    profile="turn-recovery",
+    features=COMMON,
+    storage=True,
+    budget="quick",
+)
+def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
+    """N12, N16: in `restored` nothing runs; abort discards what was installed and fences its attempts."""
+    rollout = case.start_at(1)
+    cut = take_cut(case)
+    incarnations = [p.capabilities["incarnation"] for p in case.gym.participants]
+    case.release(rollout)
+    restored = restore_cut(case, cut, resume=False)
+    attempt = restored.next_attempts[rollout.rollout_id]
+    quiet = lambda: not case.witness.asked(rollout.rollout_id, attempt=attempt)  # noqa: E731 - a named condition
+    case.stays(quiet, "nothing is continued before resume", "CKPT-RESTORE-032")
+    open_id = case.agent.status()["checkpoint_id"]
+    for p in case.gym.participants:
+        reply = case.accepted(case.controller.abort(p, open_id), "abort of a restored checkpoint", "CKPT-ABORT-007")
+        case.equal("aborted", reply["ended_as"], "it ended", "CKPT-ABORT-007")
+    now = [p.get_capabilities()["incarnation"] for p in case.gym.participants]
+    case.equal(incarnations, now, "the incarnations", "CKPT-ID-025", "CKPT-ID-024")
+    case.equal(0, case.agent.status()["counts"]["live"], "nothing is left", "CKPT-ABORT-007")
+    outcome = case.outcome({**rollout.item, "attempt": attempt})
+    case.equal("stale_attempt", outcome["outcome"], "the restored attempt is fenced", "CKPT-ABORT-008")
+
+
+@check(
+    "CKPT-RETIRE-017",
+    "CKPT-RETIRE-018",
+    "CKPT-COMMIT-013",
+    profile="turn-recovery",
+    features=COMMON,
+    storage=True,
+    budget="quick",
+)
+def a_retired_attempt_is_not_in_the_cut(case: Case) -> None:
+    """Retired before the capture: not in the cut. Retired after it: the cut is as it was."""
+    before, after = case.start_at(1), case.start_at(1)
+    case.controller.retire(case.agent, {before.rollout_id: 0})
+    case.until_state(before, "retired")
+    cut = take_cut(case)
+    rows = cut.parts[case.agent.name].rows
+    case.true(before.rollout_id not in rows, "retired before", "CKPT-RETIRE-018", got=rows.get(before.rollout_id))
+    case.equal("turn", rows[after.rollout_id]["state"], "retired after", "CKPT-COMMIT-013")
+
+
+@check(
+    "CKPT-RESTORE-041",
+    "CKPT-RESTORE-031",
+    "CKPT-FENCE-009",
+    "CKPT-FENCE-010",
+    "CKPT-FENCE-011",
+    "CKPT-STATUS-024",
+    "CKPT-FEED-004",
+    "CKPT-CKID-016",
+    "CKPT-CKID-017",
+    profile="checkpoint",
+    features=COMMON,
+    budget=("quick", "demo"),
+)
+def a_reset_leaves_fences_alone(case: Case) -> None:
+    """N17: `source: null` leaves no rollout, result or tombstone; what was released is fenced, and may run again."""
+    released, entry = case.finished()
+    case.ack(entry["receipt"])
+    live = case.start_at(1)
+    feed = case.agent.get_results()["feed"]
+    reset(case)
+    counts = case.agent.status()["counts"]
+    case.equal({0}, set(counts.values()), "every count", "CKPT-RESTORE-031", "CKPT-STATUS-024")
+    case.true(case.agent.get_results()["feed"] != feed, "a new feed", "CKPT-FEED-004")
+    for rollout in (released, live):
+        same = case.outcome(rollout.item)
+        case.equal("stale_attempt", same["outcome"], "the old attempt is fenced", "CKPT-FENCE-011")
+        case.witness.script(rollout.rollout_id, DEFAULT_SCRIPT)
+        again = case.start(rollout_id=rollout.rollout_id, attempt=1)
+        case.release(live)
+        case.body(again, "CKPT-FENCE-010")
+
+
+@check(
+    "CKPT-REPEAT-006",
+    "CKPT-REPEAT-008",
+    "CKPT-REPEAT-007",
+    profile="turn-recovery",
+    features=COMMON,
+    storage=True,
+)
+def lists_of_a_restore_are_sets(case: Case) -> None:
+    """A repeated restore whose lists are shuffled joins the first; one without a member is `argument_conflict`."""
+    rollouts = [case.start_at(1) for _ in range(3)]
+    cut = take_cut(case)
+    a = case.agent
+    lists = plan(case, cut)
+    rows = lists.rollouts[a.name]
+    checkpoint_id = case.controller.next_id()
+    first = case.accepted(restore_at(case, a, cut, lists, checkpoint_id), "restore")
+    source = cut.parts[a.name].source(cut.checkpoint_id)
+
+    def again(chosen: list[Json]) -> Reply:
+        return case.controller.restore(
+            a, checkpoint_id, source, rollouts=chosen, results=lists.results, fences=lists.fences
+        )
+
+    reply = again(rows[::-1])
+    case.accepted(reply, "shuffled", "CKPT-REPEAT-008")
+    case.equal(first["restored_count"], reply["restored_count"], "the same reply", "CKPT-REPEAT-006")
+    case.refused(again(rows[1:]), "argument_conflict", "one fewer", "CKPT-REPEAT-007")
+    case.true(len(rows) >= len(rollouts), "all were listed")
+
+
+@check(
+    "CKPT-GATE-017",
+    profile="turn-recovery",
+    features=COMMON,
+    storage=True,
+)
+def budgets_stop_between_cut_and_restore(case: Case) -> None:
+    """C28: time between the cut and the resume of its restore does not count against a rollout's budget."""
+    rollout = case.start_at(1, episode_ms=1500)
+    cut = take_cut(case)
+    case.step("2 s pass before the cut is restored")
+    case.patience.pause(2.0)
+    restore_cut(case, cut)
+    case.release(rollout)
+    case.body(rollout, "CKPT-GATE-017")
+
+
+@check(
+    "CKPT-ART-001",
+    "CKPT-ART-002",
+    "CKPT-ART-003",
+    "CKPT-ART-004",
+    "CKPT-ART-007",
+    "CKPT-ART-008",
+    "CKPT-ART-011",
+    "CKPT-ART-013",
+    profile="checkpoint",
+    features=("conformance", "artifacts_http"),
+    budget="default",
+)
+def artifacts_travel_by_http(case: Case) -> None:
+    """A cut with target http is fetched byte by byte, uploaded elsewhere under its id, and restored from there."""
+    a = case.agent
+    open_id = case.controller.next_id()
+    prepare_everywhere(case, open_id)
+    reply = case.accepted(case.controller.commit(a, open_id, {"scheme": "http"}), "commit to http")
+    name = reply["manifest"]["name"]
+    manifest = case.accepted(a.get_artifact(open_id, name), "the manifest", "CKPT-ART-001").content
+    case.equal(reply["manifest"]["digest"], names.bytes_digest(manifest), "its exact bytes", "CKPT-ART-001")
+    for p in case.gym.participants:
+        case.controller.abort(p, open_id) if p is not a else case.controller.resume(a, open_id)
+    case.accepted(a.get_artifact(open_id, name), "fetchable after resume", "CKPT-ART-002")
+    case.refused(a.get_artifact(open_id, "no-such-file"), "not_found", "an unknown file", "CKPT-ART-004")
+    new_id = f"{case.controller.epoch}-77"
+    for _ in range(2):
+        case.true(case.controller.put_artifact(a, new_id, "x.bin", b"1").ok, "PUT, twice", "CKPT-ART-007")
+    other = case.controller.put_artifact(a, new_id, "x.bin", b"2")
+    case.refused(other, "argument_conflict", "other bytes under the name", "CKPT-ART-008")
