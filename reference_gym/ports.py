@@ -89,7 +89,7 @@ class ResourcesPort(Protocol):
         """Run one effect, or get the recorded reply of a repeat: `{"text", "ended"}`."""
         ...
 
-    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
+    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
         """Judge the session; raises `VerificationFailed`."""
         ...
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts one process together: a participant with its agent, sessions and ledger, or with one of them, and its web server.
+"""Puts one process together: a participant with agent, sessions and ledger, or with one of them, and its web server.
 
-One process is one participant that owns all three; its agent reaches sessions and policy in memory. With a role it is one
-of three, and the agent reaches the other two over HTTP. Agent, sessions and ledger are the same code in both forms.
+One process is one participant that owns all three; its agent reaches sessions and policy in memory. With a role it is
+one of three, and the agent reaches the other two over HTTP. Agent, sessions and ledger are the same code in both forms.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from reference_gym.participant.sessions import Sessions
 from reference_gym.peers import Peer
 from reference_gym.ports import PolicyPort, ResourcesPort
 from reference_gym.resources import app as resources_app
-from reference_gym.resources.handle import SessionFactory, SessionHandle
+from reference_gym.resources.handle import SessionFactory
 from reference_gym.resources.ports import LocalResources, RemoteResources
+from reference_gym.resources.shared import SharedResources
 from reference_gym.settings import LoadedSettings
 
 STAGES: Mapping[str, int] = {"all": 10, "agent": 10, "model": 20, "resources": 30}
@@ -50,13 +51,13 @@ class Assembled:
         participant: what the protocol is spoken to.
         app: its web application.
         closers: what is closed at the end.
-        open_time: what has to follow the gate while the process lives.
+        followers: what has to run while the process lives.
     """
 
     participant: Participant
     app: web.Application
     closers: tuple[Callable[[], Awaitable[None]], ...]
-    open_time: OpenTime
+    followers: tuple[Callable[[], Awaitable[None]], ...]
 
 
 class Assembly:
@@ -75,6 +76,7 @@ class Assembly:
             settings.environments, conformance=settings.conformance is not None, world_url=loaded.world_url
         )
         self._closers: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self._environments.values()]
+        self._followers: list[Callable[[], Awaitable[None]]] = []
         self._ways: Ways | None = None
 
     def assemble(self) -> Assembled:
@@ -84,6 +86,7 @@ class Assembly:
         participant = Participant(participant_config(loaded, role, self._environments), agent=agent)
         app = serve_aiohttp.create_app(participant, control_token=loaded.control_token, data_token=loaded.data_token)
         open_time = OpenTime(participant.gate, time.monotonic)
+        self._followers.append(open_time.follow)
         resources = self._resources(participant, app, open_time)
         policy = self._policy(participant, app)
         if agent is not None:
@@ -92,7 +95,7 @@ class Assembly:
             client = PolicyClient(policy, loaded.settings.limits.policy_retry_ms, time.monotonic)
             self._ways = Ways(resources, client, open_time.now)
             agent_app.add_routes(app, participant, self._environments, client)
-        return Assembled(participant, app, tuple(self._closers), open_time)
+        return Assembled(participant, app, tuple(self._closers), tuple(self._followers))
 
     def _connected(self) -> Ways:
         assert self._ways is not None, "no rollout runs before everything is connected"
@@ -104,12 +107,20 @@ class Assembly:
             return None
         if self._role == "agent":
             return RemoteResources(self._peer("resources", self._loaded.settings.timeouts.peer_retry_ms))
-        factory = SessionFactory(self._environments)
-        sessions: Sessions[SessionHandle] = Sessions(participant, load=factory.load)
-        local = LocalResources(sessions, factory)
-        if self._role == "resources":
-            resources_app.add_routes(app, participant, local)
-        return local
+        factory = SessionFactory(self._environments, open_time.now)
+        sessions = Sessions(participant, load=factory.load)
+        if self._role == "all":
+            return LocalResources(sessions, factory)
+        settings = self._loaded.settings
+        shared = SharedResources(
+            sessions,
+            factory,
+            most=settings.limits.max_live_rollouts,
+            idle_s=settings.timeouts.session_idle_ms / 1000,
+        )
+        resources_app.add_routes(app, participant, shared)
+        self._followers.append(shared.reap)
+        return shared
 
     def _policy(self, participant: Participant, app: web.Application) -> PolicyPort | None:
         """The policy, with the ledger of this process or through that of the model server."""
@@ -180,7 +191,7 @@ async def serve(loaded: LoadedSettings, role: str, file: Path | None) -> int:
     settings = loaded.settings
     assembled = Assembly(loaded, role).assemble()
     port = getattr(settings.ports, "agent" if role == "all" else role)
-    follower = asyncio.create_task(assembled.open_time.follow())
+    followers = [asyncio.ensure_future(follow()) for follow in assembled.followers]
     try:
         await serve_aiohttp.run(
             assembled.app,
@@ -195,6 +206,7 @@ async def serve(loaded: LoadedSettings, role: str, file: Path | None) -> int:
     except OSError as error:
         raise SettingsError(f"cannot listen at {settings.host}:{port}: {error.strerror}") from error
     finally:
-        follower.cancel()
+        for follower in followers:
+            follower.cancel()
         await asyncio.gather(*(close() for close in assembled.closers))
     return 0

@@ -102,9 +102,9 @@ class Limits(_Section):
     max_result_bytes: Count = 4 * 1024 * 1024
     max_record_bytes: Count = 256 * 1024 * 1024
     max_artifact_bytes: Count = 4 * 1024 * 1024 * 1024
-    max_live_rollouts: Count = 20_000
-    shutdown_grace_ms: Milliseconds = 30_000
-    policy_retry_ms: Milliseconds = 120_000
+    max_live_rollouts: Count = 100_000
+    shutdown_grace_ms: Milliseconds = 10_000
+    policy_retry_ms: Milliseconds = 300_000
 
 
 class Timeouts(_Section):

@@ -77,7 +77,7 @@ class Supervisor:
             watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
             stop = asyncio.create_task(self._stopping.wait())
             everything = asyncio.gather(*watchers)
-            await asyncio.wait([everything, stop], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((asyncio.ensure_future(everything), stop), return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
             await self._stop_all()
             await everything

@@ -116,8 +116,8 @@ def parse_reply(api: Api, raw: bytes, turn: int, version: int | None) -> Reply:
             text, calls = _read_output(body["output"])
         else:
             message = body["choices"][0]["message"]
-            text, calls = message.get("content"), message.get("tool_calls") or []
-            calls = [(call.get("id"), call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            text, asked = message.get("content"), message.get("tool_calls") or []
+            calls = [(call.get("id"), call["function"]["name"], call["function"]["arguments"]) for call in asked]
         return _reply(text, calls, body, turn, version)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise MalformedReply(f"the policy's reply is not of the form {api}: {type(error).__name__}") from error

@@ -120,8 +120,8 @@ class GymAgent:
 
     Args:
         environments: by name; only what they say about themselves is used here, the sessions are behind `resources`.
-        ways: how it reaches sessions and policy; called when a rollout begins to run, because a participant is made with
-            its agent and the ways are made with the participant.
+        ways: how it reaches sessions and policy; asked for when a rollout runs, because a participant is made with its
+            agent and the ways are made with the participant.
         headers: whether calls carry the headers of the protocol (not in unmanaged rollouts).
     """
 
@@ -217,7 +217,7 @@ class GymAgent:
         start = rollout.start
         async with rollout.verification() as verification:
             try:
-                verdict = await self._ways().resources.verify(start.rollout_id, rollout.attempt, rollout.effects)
+                verdict = await self._ways().resources.verify(start.rollout_id, rollout.attempt)
             except VerificationFailed as error:
                 raise RolloutFailure("verification_failed", str(error), terminal=False, stage="verification") from error
             except (PeerUnavailable, PeerRefused) as error:

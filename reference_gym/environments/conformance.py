@@ -91,7 +91,8 @@ class World:
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None),
-                connector=aiohttp.TCPConnector(limit=0),
+                # A kept connection may be closed by the other side just now, and a POST is never repeated.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 trust_env=False,
             )
         try:

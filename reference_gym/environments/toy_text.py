@@ -332,9 +332,9 @@ def taxi() -> ToyTextEnvironment:
     return ToyTextEnvironment(
         name="taxi",
         instruction=(
-            "You drive a taxi on a grid of 5 by 5 (row 0 is north, column 0 is west; red is at row 0 column 0, green at "
-            "row 0 column 4, yellow at row 4 column 0, blue at row 4 column 3). Fetch the passenger and drop them off "
-            "at the destination. Call the tool step for each action."
+            "You drive a taxi on a grid of 5 by 5 (row 0 is north, column 0 is west; red is at row 0 column 0, green "
+            "at row 0 column 4, yellow at row 4 column 0, blue at row 4 column 3). Fetch the passenger and drop them "
+            "off at the destination. Call the tool step for each action."
         ),
         actions=("south", "north", "east", "west", "pickup", "dropoff"),
         simulator=Simulator("Taxi-v4", ("fickle_step", "taxi_orientation"), {}),
@@ -347,8 +347,8 @@ def frozen_lake() -> ToyTextEnvironment:
     return ToyTextEnvironment(
         name="frozen_lake",
         instruction=(
-            "You walk on a frozen lake of 4 by 4 (row 0 is north, column 0 is west) from the start to the goal at row 3 "
-            "column 3. The ice is slippery, and there are holes. Call the tool step for each action."
+            "You walk on a frozen lake of 4 by 4 (row 0 is north, column 0 is west) from the start to the goal at row "
+            "3 column 3. The ice is slippery, and there are holes. Call the tool step for each action."
         ),
         actions=("left", "down", "right", "up"),
         simulator=Simulator("FrozenLake-v1", (), {"is_slippery": True}),

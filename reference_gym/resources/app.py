@@ -13,9 +13,9 @@ from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.errors import InvalidRequest
 from reference_gym.participant.service import Participant
 from reference_gym.participant.state import EffectCall
-from reference_gym.ports import SessionSpec
+from reference_gym.ports import ResourcesPort, SessionSpec
 from reference_gym.private import PrivateMessage, read, required_turn_of
-from reference_gym.resources.ports import PREFIX, LocalResources
+from reference_gym.resources.ports import PREFIX
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -38,13 +38,7 @@ class EffectMessage(PrivateMessage):
     effects_done: Count | None
 
 
-class VerifyMessage(PrivateMessage):
-    """How many effects the caller has recorded."""
-
-    effects_done: Count
-
-
-def add_routes(app: web.Application, participant: Participant, resources: LocalResources) -> None:
+def add_routes(app: web.Application, participant: Participant, resources: ResourcesPort) -> None:
     """Serve sessions to the agent.
 
     Args:
@@ -76,9 +70,10 @@ def add_routes(app: web.Application, participant: Participant, resources: LocalR
         )
 
     async def verify(request: web.Request, body: Any) -> Any:
-        turn, message = required_turn_of(request), read(VerifyMessage, body)
+        del body
+        turn = required_turn_of(request)
         try:
-            verdict = await resources.verify(turn.rollout_id, turn.attempt, message.effects_done)
+            verdict = await resources.verify(turn.rollout_id, turn.attempt)
         except VerificationFailed as error:
             return {"failed": str(error), "reward": None, "final": None}
         final = None if verdict.final is None else dict(verdict.final)

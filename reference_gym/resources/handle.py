@@ -3,37 +3,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from reference_gym.environments.base import EffectContext, Environment, Session, StateInvalid, Verdict
 from reference_gym.participant.state import EffectCall, Restored
 from reference_gym.ports import Message, SessionSpec
 
+Key = tuple[str, int]
+
 
 class SessionHandle:
     """One session, with what is needed to open it again from its saved form.
 
     Args:
+        key: rollout and attempt.
         spec: what it was opened with.
         session: the environment's.
         opening: the messages with which its conversation started.
+        factory: keeps it for as long as it is not closed.
     """
 
-    def __init__(self, spec: SessionSpec, session: Session, opening: list[Message]) -> None:
+    def __init__(
+        self, key: Key, spec: SessionSpec, session: Session, opening: list[Message], factory: SessionFactory
+    ) -> None:
+        self.key = key
         self.spec = spec
         self.opening = opening
         self._session = session
+        self._factory = factory
+        self._busy = 0
+        self._used = factory.clock()
+        factory.handles.add(self)
+
+    def idle_s(self) -> float:
+        """For how many seconds nobody has used it; 0 while somebody does."""
+        return 0.0 if self._busy else self._factory.clock() - self._used
+
+    def touch(self) -> None:
+        """Note that somebody uses it."""
+        self._used = self._factory.clock()
 
     async def apply(self, call: EffectCall) -> dict[str, Any]:
         """Run one effect; an exception means that its handler died."""
         context = EffectContext(call.rollout_id, call.attempt, call.turn, call.request_id)
-        observation = await self._session.call(call.tool, call.args, context)
+        with self._using():
+            observation = await self._session.call(call.tool, call.args, context)
         return {"text": observation.text, "ended": observation.ended}
 
     async def verify(self, rollout_id: str, attempt: int) -> Verdict:
         """Judge the state; raises `VerificationFailed`."""
-        return await self._session.verify(rollout_id, attempt)
+        with self._using():
+            return await self._session.verify(rollout_id, attempt)
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            self.touch()
 
     def save(self) -> dict[str, Any]:
         """Everything as JSON data."""
@@ -45,7 +76,8 @@ class SessionHandle:
         }
 
     def close(self) -> None:
-        """Nothing outside of memory is held."""
+        """Forget it; nothing outside of memory is held."""
+        self._factory.handles.discard(self)
 
 
 class SessionFactory:
@@ -53,15 +85,18 @@ class SessionFactory:
 
     Args:
         environments: by name.
+        clock: seconds of the idle limits.
     """
 
-    def __init__(self, environments: Mapping[str, Environment]) -> None:
+    def __init__(self, environments: Mapping[str, Environment], clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.handles: set[SessionHandle] = set()
         self._environments = environments
 
-    def open(self, spec: SessionSpec) -> SessionHandle:
+    def open(self, rollout_id: str, attempt: int, spec: SessionSpec) -> SessionHandle:
         """A session at its beginning; raises `TaskInvalid`, and KeyError for an unknown environment."""
         session = self._environments[spec.environment].open(spec.task, spec.seed)
-        return SessionHandle(spec, session, session.opening())
+        return SessionHandle((rollout_id, attempt), spec, session, session.opening(), self)
 
     def load(self, environment: str, saved: Any, rollout: Restored) -> SessionHandle:
         """A session as `save` saw it; raises `StateInvalid`, and then nothing has been made."""
@@ -72,4 +107,5 @@ class SessionFactory:
         except (KeyError, TypeError) as error:
             raise StateInvalid("a saved session is damaged") from error
         spec = SessionSpec(environment, task, rollout.task_digest or "", seed)
-        return SessionHandle(spec, self._environments[environment].restore(task, state), list(opening))
+        session = self._environments[environment].restore(task, state)
+        return SessionHandle((rollout.rollout_id, rollout.attempt), spec, session, list(opening), self)

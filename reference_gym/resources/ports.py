@@ -25,30 +25,36 @@ class LocalResources:
         factory: makes what it stores.
     """
 
-    def __init__(self, sessions: Sessions[SessionHandle], factory: SessionFactory) -> None:
+    def __init__(self, sessions: Sessions, factory: SessionFactory) -> None:
         self._sessions = sessions
         self._factory = factory
 
     async def open(self, rollout_id: str, attempt: int, spec: SessionSpec) -> list[Message]:
         """Open the session, or find it open; the messages with which its conversation starts."""
-        handle = self._sessions.get(rollout_id, attempt)
-        if handle is None:
-            handle = self._factory.open(spec)
-            await self._sessions.open(rollout_id, attempt, spec.environment, spec.task_digest, handle)
+        try:
+            return self.handle(rollout_id, attempt).opening
+        except SessionLost:
+            handle = self._factory.open(rollout_id, attempt, spec)
+        await self._sessions.open(rollout_id, attempt, spec.environment, spec.task_digest, handle)
         return handle.opening
 
     async def effect(self, call: EffectCall) -> Any:
         """Run one effect, or get the recorded reply of a repeat."""
         return await self._sessions.effect(call)
 
-    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
-        """Judge the session."""
-        async with self._sessions.verification(rollout_id, attempt, effects_done) as handle:
-            return await handle.verify(rollout_id, attempt)
+    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
+        """Judge the session; the rollout itself, in this process, has passed the gate for it."""
+        return await self.handle(rollout_id, attempt).verify(rollout_id, attempt)
 
     async def close(self, rollout_id: str, attempt: int) -> None:
         """Free the session."""
         await self._sessions.close(rollout_id, attempt)
+
+    def handle(self, rollout_id: str, attempt: int) -> SessionHandle:
+        """The session; raises `SessionLost` and `StaleAttempt`."""
+        handle = self._sessions.get(rollout_id, attempt)
+        assert isinstance(handle, SessionHandle), "all sessions come from the factory"
+        return handle
 
 
 class RemoteResources:
@@ -95,11 +101,9 @@ class RemoteResources:
         except PeerRefused as error:
             raise SessionUncertain(str(error)) from error
 
-    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
+    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
         """Judge the session."""
-        reply = await self._peer.call(
-            f"{PREFIX}/verify", {"effects_done": effects_done}, TurnId(rollout_id, attempt, 1)
-        )
+        reply = await self._peer.call(f"{PREFIX}/verify", {}, TurnId(rollout_id, attempt, 1))
         if reply["failed"] is not None:
             raise VerificationFailed(reply["failed"])
         return Verdict(reply["reward"], reply["final"])

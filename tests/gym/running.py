@@ -210,9 +210,11 @@ class RunningGym:
     async def result_of(self, rollout_id: str) -> Any:
         """Wait for one result."""
         async with asyncio.timeout(BOUND_S):
-            while rollout_id not in (found := await self.results(wait_ms=200)):
+            while True:
+                found = await self.results(wait_ms=200)
+                if rollout_id in found:
+                    return found[rollout_id]
                 await asyncio.sleep(0.02)
-        return found[rollout_id]
 
     async def begin_rollout(
         self, rollout_id: str, task: Any, policy: Any, *, environment: str = "conformance", **more: Any

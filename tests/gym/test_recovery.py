@@ -53,7 +53,7 @@ async def state_of(gym: RunningGym, rollout_id: str, state: str) -> None:
 
 @pytest.mark.parametrize("processes", FORMS)
 async def test_a_killed_rollout_ends_like_one_that_never_was(processes: str, tmp_path: Path) -> None:
-    """The acid test, through two full cycles: kept turns are not generated again and the body is equal (CKPT-ENV-006)."""
+    """The acid test, two full cycles: kept turns are not generated again, the body is equal (CKPT-ENV-006, -026)."""
     async with PolicyStub(SCRIPT) as policy, WorldStub() as world:
         task = task_of(world.url, verify_in_world=True)
         async with gym_at(tmp_path, processes, world_url=world.url) as gym:
@@ -83,7 +83,7 @@ async def test_a_killed_rollout_ends_like_one_that_never_was(processes: str, tmp
 async def test_a_turn_with_three_calls_runs_to_its_boundary_while_the_gate_closes(
     processes: str, tmp_path: Path
 ) -> None:
-    """N1: the gate closes during the first of three calls; the turn ends, the next one does not open, nothing differs."""
+    """N1: the gate closes during the first of three calls; the turn ends, the next does not open, nothing differs."""
     script = [[("world", {"tag": "first"}), ("add", {"n": 1}), ("add", {"n": 2})], [("add", {"n": 3})], "done"]
     async with PolicyStub(script) as policy, WorldStub() as world:
         task = task_of(world.url)
@@ -121,19 +121,23 @@ async def phase_is(gym: RunningGym, phase: str) -> bool:
 @pytest.mark.parametrize("processes", FORMS)
 async def test_a_restored_rollout_calls_the_policy_that_the_restore_names(processes: str, tmp_path: Path) -> None:
     """N3: after a restore with another policy address the old one is never called again; restoring twice is no harm."""
-    async with PolicyStub(SCRIPT) as old, PolicyStub(SCRIPT) as new, WorldStub() as world:
-        async with gym_at(tmp_path, processes, world_url=world.url) as gym:
-            old.hold("r", 4)
-            await gym.begin_rollout("r", task_of(world.url), old.address)
-            await until(lambda: "4" in old.turns_of("r"), "turn 4 is asked")
-            await turns_done(gym, "r", 3)
-            cuts = await gym.snapshot()
-            asked = len(old.asked)
-            await gym.restore(cuts, attempt=1, policy=new.address)
-            first = await gym.result_of("r")
-            await gym.restore(cuts, attempt=2, policy=new.address)
-            second = await gym.result_of("r")
-            old.release("r", 4)
+    async with (
+        PolicyStub(SCRIPT) as old,
+        PolicyStub(SCRIPT) as new,
+        WorldStub() as world,
+        gym_at(tmp_path, processes, world_url=world.url) as gym,
+    ):
+        old.hold("r", 4)
+        await gym.begin_rollout("r", task_of(world.url), old.address)
+        await until(lambda: "4" in old.turns_of("r"), "turn 4 is asked")
+        await turns_done(gym, "r", 3)
+        cuts = await gym.snapshot()
+        asked = len(old.asked)
+        await gym.restore(cuts, attempt=1, policy=new.address)
+        first = await gym.result_of("r")
+        await gym.restore(cuts, attempt=2, policy=new.address)
+        second = await gym.result_of("r")
+        old.release("r", 4)
     assert asked == len(old.asked)
     assert first["body"] == second["body"]
     assert [("1", "4"), ("1", "5"), ("2", "4"), ("2", "5")] == [(each.attempt, each.turn) for each in new.asked]
@@ -194,43 +198,45 @@ async def test_a_handler_that_raises_stops_its_rollout_and_blocks_nobody(process
 async def test_an_effect_that_was_not_recorded_is_asked_again_under_its_own_name(tmp_path: Path) -> None:
     """C61: the kill hits between an effect and its record; after the restore the outside sees the same request id."""
     script = [[("add", {"n": 1})], [("world", {"tag": "x"})], "done"]
-    async with PolicyStub(script) as policy, WorldStub() as world:
-        async with gym_at(tmp_path, "one", world_url=world.url) as gym:
-            policy.hold("r", 2)
-            await gym.begin_rollout("r", task_of(world.url), policy.address)
-            await until(lambda: "2" in policy.turns_of("r"), "turn 2 is asked")
-            await turns_done(gym, "r", 1)
-            cuts = await gym.snapshot()
-            world.hold("x")
-            policy.release("r", 2)
-            await until(lambda: world.count["x"] == 1, "the effect has begun")
-            await gym.kill()
-            world.release("x")
-            await gym.start()
-            await gym.adopt()
-            await gym.restore(cuts, attempt=1)
-            found = await gym.result_of("r")
+    async with PolicyStub(script) as policy, WorldStub() as world, gym_at(tmp_path, "one", world_url=world.url) as gym:
+        policy.hold("r", 2)
+        await gym.begin_rollout("r", task_of(world.url), policy.address)
+        await until(lambda: "2" in policy.turns_of("r"), "turn 2 is asked")
+        await turns_done(gym, "r", 1)
+        cuts = await gym.snapshot()
+        world.hold("x")
+        policy.release("r", 2)
+        await until(lambda: world.count["x"] == 1, "the effect has begun")
+        await gym.kill()
+        world.release("x")
+        await gym.start()
+        await gym.adopt()
+        await gym.restore(cuts, attempt=1)
+        found = await gym.result_of("r")
     assert "completed" == found["body"]["outcome"]
     assert ["r/2/1", "r/2/1"] == [each["request_id"] for each in world.effects]
 
 
 async def test_a_resources_server_that_dies_alone_ends_its_rollouts(tmp_path: Path) -> None:
-    """N8, N7: every affected rollout ends as session_lost, none goes on with a fresh session, the policy hears nothing."""
-    async with PolicyStub(SCRIPT) as policy, WorldStub() as world:
-        async with gym_at(tmp_path, "three", world_url=world.url) as gym:
-            for name in ("a", "b"):
-                policy.hold(name, 3)
-                await gym.begin_rollout(name, task_of(world.url), policy.address)
-                await until(lambda name=name: "3" in policy.turns_of(name), "turn 3 is asked")
-                await turns_done(gym, name, 2)
-            (victim,) = [each["pid"] for each in gym.announced["participants"] if each["role"] == "resources"]
-            before = gym.incarnations["resources"]
-            os.kill(victim, signal.SIGKILL)
-            for name in ("a", "b"):
-                policy.release(name, 3)
-            failures = [(await gym.result_of(name))["failure"] for name in ("a", "b")]
-            await gym.raw("resources", "GET", "/capabilities")
-            assert before != gym.incarnations["resources"]
+    """N8, N7: each affected rollout ends as session_lost, none gets a fresh session, the policy hears nothing."""
+    async with (
+        PolicyStub(SCRIPT) as policy,
+        WorldStub() as world,
+        gym_at(tmp_path, "three", world_url=world.url) as gym,
+    ):
+        for name in ("a", "b"):
+            policy.hold(name, 3)
+            await gym.begin_rollout(name, task_of(world.url), policy.address)
+            await until(lambda name=name: "3" in policy.turns_of(name), "turn 3 is asked")
+            await turns_done(gym, name, 2)
+        (victim,) = [each["pid"] for each in gym.announced["participants"] if each["role"] == "resources"]
+        before = gym.incarnations["resources"]
+        os.kill(victim, signal.SIGKILL)
+        for name in ("a", "b"):
+            policy.release(name, 3)
+        failures = [(await gym.result_of(name))["failure"] for name in ("a", "b")]
+        await gym.raw("resources", "GET", "/capabilities")
+        assert before != gym.incarnations["resources"]
     assert [("session_lost", False, 2)] * 2 == [(each["kind"], each["terminal"], each["turns"]) for each in failures]
     assert ["1", "2", "3"] == policy.turns_of("a")
     assert_the_policy_heard_nothing(policy)
@@ -238,17 +244,20 @@ async def test_a_resources_server_that_dies_alone_ends_its_rollouts(tmp_path: Pa
 
 @pytest.mark.parametrize("processes", FORMS)
 async def test_a_fenced_attempt_ends_without_a_word(processes: str, tmp_path: Path) -> None:
-    """N7, C10: a higher attempt starts while an effect of the lower one runs; the lower one ends, the policy hears nothing."""
-    async with PolicyStub(SCRIPT) as policy, WorldStub() as world:
-        async with gym_at(tmp_path, processes, world_url=world.url) as gym:
-            world.hold("x")
-            await gym.begin_rollout("r", task_of(world.url), policy.address)
-            await until(lambda: world.count["x"] == 1, "the effect has begun")
-            assert "started" == await gym.begin_rollout("r", task_of(world.url), policy.address, attempt=1)
-            await until(lambda: world.count["x"] == 2, "the effect of the next attempt has begun")
-            world.release("x")
-            found = await gym.result_of("r")
-            rollouts = await gym.rollouts()
+    """N7, C10: a higher attempt starts while an effect of the lower runs; that ends, the policy hears nothing."""
+    async with (
+        PolicyStub(SCRIPT) as policy,
+        WorldStub() as world,
+        gym_at(tmp_path, processes, world_url=world.url) as gym,
+    ):
+        world.hold("x")
+        await gym.begin_rollout("r", task_of(world.url), policy.address)
+        await until(lambda: world.count["x"] == 1, "the effect has begun")
+        assert "started" == await gym.begin_rollout("r", task_of(world.url), policy.address, attempt=1)
+        await until(lambda: world.count["x"] == 2, "the effect of the next attempt has begun")
+        world.release("x")
+        found = await gym.result_of("r")
+        rollouts = await gym.rollouts()
     assert ("completed", 1) == (found["body"]["outcome"], found["info"]["attempt"])
     assert ["r"] == list(rollouts)
     assert ["0", "0"] == [each.attempt for each in policy.asked if each.attempt == "0"]
@@ -264,50 +273,54 @@ def assert_the_policy_heard_nothing(policy: PolicyStub) -> None:
 @pytest.mark.parametrize("processes", FORMS)
 async def test_a_parked_rollout_keeps_its_time(processes: str, tmp_path: Path) -> None:
     """C28: a rollout is parked and then down for longer than its budget, and still ends well."""
-    async with PolicyStub([[("add", {"n": 1})], [("add", {"n": 1})], "done"]) as policy:
-        async with gym_at(tmp_path, processes) as gym:
-            policy.hold("r", 2)
-            limits = {"max_turns": 5, "episode_ms": 1_500}
-            await gym.begin_rollout("r", task_of(), policy.address, limits=limits)
-            await until(lambda: "2" in policy.turns_of("r"), "turn 2 is asked")
-            await turns_done(gym, "r", 1)
-            checkpoint_id = gym.next_id()
-            await gym.prepare(checkpoint_id)
-            policy.release("r", 2)
-            await state_of(gym, "r", "parked")
-            cuts = await gym.commit(checkpoint_id)
-            # The time itself is what is tested here: longer than the whole budget.
-            await asyncio.sleep(1.7)
-            assert "parked" == (await gym.rollouts())["r"]["state"]
-            await gym.kill()
-            await gym.start()
-            await gym.adopt()
-            await gym.restore(cuts, attempt=1)
-            found = await gym.result_of("r")
+    async with (
+        PolicyStub([[("add", {"n": 1})], [("add", {"n": 1})], "done"]) as policy,
+        gym_at(tmp_path, processes) as gym,
+    ):
+        policy.hold("r", 2)
+        limits = {"max_turns": 5, "episode_ms": 1_500}
+        await gym.begin_rollout("r", task_of(), policy.address, limits=limits)
+        await until(lambda: "2" in policy.turns_of("r"), "turn 2 is asked")
+        await turns_done(gym, "r", 1)
+        checkpoint_id = gym.next_id()
+        await gym.prepare(checkpoint_id)
+        policy.release("r", 2)
+        await state_of(gym, "r", "parked")
+        cuts = await gym.commit(checkpoint_id)
+        # The time itself is what is tested here: longer than the whole budget.
+        await asyncio.sleep(1.7)
+        assert "parked" == (await gym.rollouts())["r"]["state"]
+        await gym.kill()
+        await gym.start()
+        await gym.adopt()
+        await gym.restore(cuts, attempt=1)
+        found = await gym.result_of("r")
     assert "completed" == found.get("body", found)["outcome"]
 
 
 async def test_an_episode_that_used_up_its_time_fails(tmp_path: Path) -> None:
     """A budget that ends is a failure, because a body holds nothing that depends on time."""
-    async with PolicyStub([[("add", {"n": 1})]] * 3) as policy:
-        async with gym_at(tmp_path, "one") as gym:
-            policy.hold("r", 2)
-            limits = {"max_turns": 5, "episode_ms": 300}
-            await gym.begin_rollout("r", task_of(), policy.address, limits=limits)
-            found = await gym.result_of("r")
-            policy.release("r", 2)
+    async with PolicyStub([[("add", {"n": 1})]] * 3) as policy, gym_at(tmp_path, "one") as gym:
+        policy.hold("r", 2)
+        limits = {"max_turns": 5, "episode_ms": 300}
+        await gym.begin_rollout("r", task_of(), policy.address, limits=limits)
+        found = await gym.result_of("r")
+        policy.release("r", 2)
     assert ("episode_timeout", False, 1) == tuple(found["failure"][key] for key in ("kind", "terminal", "turns"))
 
 
 @pytest.mark.parametrize("processes", FORMS)
 async def test_a_reply_that_utf_8_cannot_hold_fails_its_rollout_alone(processes: str, tmp_path: Path) -> None:
     """N10: a lone surrogate in the policy's text is a failure of its own kind, and the feed goes on."""
-    async with PolicyStub([[("add", {"n": 1})], "half \ud83d of a pair"]) as odd, PolicyStub(SCRIPT) as even:
-        async with gym_at(tmp_path, processes) as gym:
-            await gym.begin_rollout("odd", task_of(), odd.address)
-            failure = (await gym.result_of("odd"))["failure"]
-            await gym.begin_rollout("even", task_of(), even.address, limits={"max_turns": 1, "episode_ms": 60_000})
-            body = (await gym.result_of("even"))["body"]
+    async with (
+        PolicyStub([[("add", {"n": 1})], "half \ud83d of a pair"]) as odd,
+        PolicyStub(SCRIPT) as even,
+        gym_at(tmp_path, processes) as gym,
+    ):
+        await gym.begin_rollout("odd", task_of(), odd.address)
+        failure = (await gym.result_of("odd"))["failure"]
+        await gym.begin_rollout("even", task_of(), even.address, limits={"max_turns": 1, "episode_ms": 60_000})
+        body = (await gym.result_of("even"))["body"]
     assert ("result_not_representable", True) == (failure["kind"], failure["terminal"])
     assert "truncated" == body["outcome"]
 

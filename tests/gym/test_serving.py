@@ -29,6 +29,7 @@ from tests.gym.running import (
 )
 from tests.gym.stubs import BOUND_S, PolicyStub, WorldStub, until, until_async
 
+SECRETS = (CONTROL_TOKEN, DATA_TOKEN, POLICY_TOKEN)
 PROBE = {"rollout_id": "r", "attempt": 0, "turn": 1, "request_id": "r/1/1", "effects_done": None}
 
 
@@ -87,11 +88,13 @@ async def serves(gym: RunningGym) -> bool:
 @pytest.mark.parametrize("processes", FORMS)
 async def test_the_older_route_says_nothing_about_the_protocol(processes: str, tmp_path: Path) -> None:
     """N14: an unmanaged rollout is counted and no more; its policy calls carry no header of the protocol."""
-    async with PolicyStub([[("add", {"n": 5}), ("add", {"n": -3})], "done"]) as policy:
-        async with gym_at(tmp_path, processes) as gym:
-            run = {"environment": "conformance", "task": task_of(), "seed": 9, "policy": policy.address}
-            content = await gym.data("agent", "/run", run)
-            status = await gym.raw("agent", "GET", "/checkpoint")
+    async with (
+        PolicyStub([[("add", {"n": 5}), ("add", {"n": -3})], "done"]) as policy,
+        gym_at(tmp_path, processes) as gym,
+    ):
+        run = {"environment": "conformance", "task": task_of(), "seed": 9, "policy": policy.address}
+        content = await gym.data("agent", "/run", run)
+        status = await gym.raw("agent", "GET", "/checkpoint")
     assert 2 == content["body"]["turns"]
     assert 75516 == content["body"]["final"]["counter"]
     assert 0 == status["counts"]["admitted"]
@@ -185,14 +188,20 @@ async def test_no_secret_leaves_the_process(processes: str, tmp_path: Path) -> N
             with pytest.raises(Refused) as raised:
                 await gym.raw("agent", "GET", "/checkpoint", headers={"Authorization": f"Bearer {DATA_TOKEN}x"})
             await gym.term()
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    secrets = (CONTROL_TOKEN, DATA_TOKEN, POLICY_TOKEN)
-    leaks = [path for path in written if any(secret.encode() in path.read_bytes() for secret in secrets)]
-    assert [] == leaks
-    assert not any(secret in str(raised.value) for secret in secrets)
-    snapshot = [path for path in written if "snapshots" in path.parts]
-    assert snapshot
-    assert {0o600} == {stat.S_IMODE(path.stat().st_mode) for path in snapshot}
+    assert [] == leaks(tmp_path)
+    assert not any(secret in str(raised.value) for secret in SECRETS)
+    assert {0o600} == modes(tmp_path / "snapshots")
+
+
+def leaks(directory: Path) -> list[Path]:
+    """The files that hold a token."""
+    written = [path for path in directory.rglob("*") if path.is_file()]
+    return [path for path in written if any(secret.encode() in path.read_bytes() for secret in SECRETS)]
+
+
+def modes(directory: Path) -> set[int]:
+    """The modes of the files below a directory."""
+    return {stat.S_IMODE(path.stat().st_mode) for path in directory.rglob("*") if path.is_file()}
 
 
 async def test_without_tokens_it_does_not_serve(tmp_path: Path) -> None:
