@@ -321,7 +321,7 @@ def a_higher_attempt_fences_the_lower_one(case: Case) -> None:
     case.equal([], late, "attempt 0 asked nothing more", "CKPT-FENCE-012")
 
 
-@check("CKPT-FENCE-004", "CKPT-RETIRE-001", "CKPT-REPEAT-012", "CKPT-FENCE-005", each="rollouts")
+@check("CKPT-FENCE-004", "CKPT-RETIRE-001", "CKPT-FENCE-005", each="rollouts")
 def fences_only_rise(case: Case) -> None:
     """A retire through 5 fences; a later retire through 2 does not lower it."""
     rollout_id = case.new_id()

@@ -315,7 +315,6 @@ def an_abort_answers_a_waiting_prepare(case: Case) -> None:
     "CKPT-LEASE-011",
     "CKPT-LEASE-012",
     "CKPT-LEASE-013",
-    "CKPT-INV-006",
     profile="checkpoint",
     storage=True,
     budget="default",
@@ -358,7 +357,7 @@ def _watch_lease_end(
         return bool(p.status()["phase"] == "idle")
 
     bound = lease_ms / 1000 / case.patience.scale + 3
-    case.until(over, f"the gate of {p.name} opens when the lease ends", key, "CKPT-INV-006", within_s=bound)
+    case.until(over, f"the gate of {p.name} opens when the lease ends", key, within_s=bound)
     passed = (time.monotonic() - asked) * 1000
     case.true(passed >= lease_ms - CLOCK_SLACK_MS, "not before its end", key, got=f"{passed:.0f} of {lease_ms} ms")
     status = p.status()
