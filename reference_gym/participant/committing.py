@@ -12,10 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from reference_gym.participant.artifacts import Durable, Target, Written, WriteStopped, write_cut
+from reference_gym.participant.artifacts import Durable, Target, WriteStopped, Written, write_cut
 from reference_gym.participant.clock import Clock
 from reference_gym.participant.config import ParticipantConfig
-from reference_gym.participant.errors import DeadlineExceeded, InsufficientStorage, Internal, ProtocolError, StaleCheckpoint
+from reference_gym.participant.errors import (
+    DeadlineExceeded,
+    InsufficientStorage,
+    Internal,
+    ProtocolError,
+    StaleCheckpoint,
+)
 from reference_gym.participant.records import Cut
 
 logger = logging.getLogger(__name__)

@@ -32,9 +32,9 @@ from reference_gym.participant.errors import (
 from reference_gym.participant.feed import Feed
 from reference_gym.participant.fences import Fences
 from reference_gym.participant.gate import Gate, Position
-from reference_gym.participant.machine import Answer, EndedAs, Machine, Phase, Step, Todo
-from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
+from reference_gym.participant.machine import EndedAs, Machine, Phase, Step, Todo
 from reference_gym.participant.reading import Source
+from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
 from reference_gym.participant.registry import Entry, Registry, Shared
 from reference_gym.participant.restoring import Plan
 from reference_gym.participant.staging import Staging
@@ -190,7 +190,9 @@ class Core:
                 environment=(environment := next((c.environment for c in values.values() if c.environment), None)),
                 effects={environment: sum(c.effects for c in values.values())} if environment else {},
                 payload=(head(rollout_id, attempt, None), part_piece(values)),
-                policy_version=max((c.policy_version for c in values.values() if c.policy_version is not None), default=None),
+                policy_version=max(
+                    (c.policy_version for c in values.values() if c.policy_version is not None), default=None
+                ),
                 data_refs=tuple(reference for c in values.values() for reference in c.data_refs),
                 restart=next((c.restart for c in values.values() if c.restart is not None), None),
             )
@@ -235,6 +237,12 @@ class Core:
         finally:
             self.unmanaged_count -= 1
 
+    def begin_draining(self) -> None:
+        """Admit nothing more, because the process is about to stop; long polls are answered (CKPT-SEC-018, -019)."""
+        self.draining = True
+        self.feed.wake()
+        self._wake()
+
     # --- moving the machine -------------------------------------------------------------------------------------------
 
     def accept(self, step: Step) -> None:
@@ -260,7 +268,11 @@ class Core:
                 pass
         if self.machine.open is None:
             self._commit = None
-            if before.open is not None and before.phase in (Phase.RESTORING, Phase.RESTORED) and self.staging is not None:
+            if (
+                before.open is not None
+                and before.phase in (Phase.RESTORING, Phase.RESTORED)
+                and self.staging is not None
+            ):
                 self.staging.forget_uploads()
         self.gate.move(self._position())
         self._wake()

@@ -34,8 +34,8 @@ from reference_gym.participant.state import (
     Success,
     TaskRefused,
 )
-from spec.messages import StartRollout
 from spec.messages import Policy as PolicyMessage
+from spec.messages import StartRollout
 
 logger = logging.getLogger(__name__)
 

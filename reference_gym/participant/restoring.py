@@ -126,7 +126,9 @@ def make_plan(request: RestoreRequest, source: Source, config: ParticipantConfig
         elif row.attempt != rollout.attempt:
             problems.append((rollout.rollout_id, f"saved as attempt {row.attempt}, listed as {rollout.attempt}"))
         elif row.turns_done != rollout.turns_done:
-            problems.append((rollout.rollout_id, f"saved with {row.turns_done} turns, listed with {rollout.turns_done}"))
+            problems.append(
+                (rollout.rollout_id, f"saved with {row.turns_done} turns, listed with {rollout.turns_done}")
+            )
         elif row.task_digest not in (None, rollout.task_digest):
             problems.append((rollout.rollout_id, "saved with another task_digest than listed"))
         elif rollout.rollout_id not in source.payloads:

@@ -279,7 +279,7 @@ class Turn:
             StaleAttempt, SessionLost, SessionUncertain: as ``perform`` raised them; leave the turn's block with them.
         """
         rollout = self._rollout
-        await rollout._unsealed()  # noqa: SLF001 - one unit with its turns
+        await rollout._unsealed()
         self._ordinal += 1
         call = EffectCall(
             rollout_id=rollout.rollout_id,
@@ -291,7 +291,7 @@ class Turn:
             effects_done=rollout.effects,
         )
         reply = await perform(call)
-        rollout._check()  # noqa: SLF001 - one unit with its turns
+        rollout._check()
         rollout.effects += 1
         return reply
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from reference_gym.participant.artifacts import Target, WriteStopped, confine, require_own
 from reference_gym.participant.clock import within
-from reference_gym.participant.committing import Commit
+from reference_gym.participant.committing import Commit, write_error
 from reference_gym.participant.core import Caller, Core
 from reference_gym.participant.errors import (
     DeadlineExceeded,
@@ -25,6 +25,7 @@ from reference_gym.participant.errors import (
     ProtocolError,
     StaleCheckpoint,
     Unavailable,
+    Unsupported,
 )
 from reference_gym.participant.feed import page_text
 from reference_gym.participant.fences import Tombstone
@@ -34,6 +35,7 @@ from reference_gym.participant.records import Cut
 from reference_gym.participant.restorer import Restorer
 from reference_gym.participant.restoring import compared, require_above_fences, require_single
 from reference_gym.participant.result import Receipt
+from reference_gym.participant.staging import Staging, Upload
 from spec.messages import (
     AbortRequest,
     AcksRequest,
@@ -49,7 +51,16 @@ from spec.wire import PROTOCOL_VERSION, CheckpointId
 
 __all__ = ["Caller", "Participant"]
 
-_COUNTS = ("admitted", "live", "restart", "finished_unreleased", "failed_unreleased", "released", "retired", "unmanaged")
+_COUNTS = (
+    "admitted",
+    "live",
+    "restart",
+    "finished_unreleased",
+    "failed_unreleased",
+    "released",
+    "retired",
+    "unmanaged",
+)
 
 
 class Participant(Core):
@@ -274,6 +285,54 @@ class Participant(Core):
             outcomes.append(outcome)
         return {"outcomes": outcomes}
 
+    # --- artifacts ----------------------------------------------------------------------------------------------------
+
+    def artifact(self, checkpoint_id: str, name: str) -> Path:
+        """Return the path of a committed or uploaded artifact.
+
+        Raises:
+            Unsupported: the feature is not offered (CKPT-ART-012).
+            NotFound: there is none.
+        """
+        return self._staging().find(checkpoint_id, name)
+
+    def begin_upload(self, caller: Caller, checkpoint_id: str, name: str) -> Upload:
+        """Begin to receive an artifact.
+
+        Raises:
+            InvalidPhase: a checkpoint is open (CKPT-ART-005).
+        """
+        staging = self._staging()
+        self._admit(caller)
+        self._require_idle()
+        return staging.begin_upload(checkpoint_id, name)
+
+    async def finish_upload(self, caller: Caller, upload: Upload) -> None:
+        """Make a received artifact appear.
+
+        Raises:
+            ArgumentConflict: other bytes are held under its name.
+        """
+        self._admit(caller)
+        self._require_idle()
+        await asyncio.to_thread(upload.finish, self._durable)
+        self.machine = self.machine.used()
+
+    def storage_error(self, error: OSError) -> ProtocolError:
+        """Return what a failed write means to the controller."""
+        return write_error(error)
+
+    def _staging(self) -> Staging:
+        if self.staging is None:
+            raise Unsupported("the feature artifacts_http is not offered here")
+        return self.staging
+
+    def _require_idle(self) -> None:
+        opened = self.machine.open
+        if opened is not None:
+            phase = self.machine.phase.value
+            raise InvalidPhase(f"phase {phase}", checkpoint_id=str(opened.checkpoint_id), phase=phase)
+
     # --- inside: commit -----------------------------------------------------------------------------------------------
 
     async def _begin_commit(self, checkpoint_id: CheckpointId, request: CommitRequest) -> Where:
@@ -440,7 +499,9 @@ class Participant(Core):
         """Return the reply of a prepare."""
         machine, now = self.machine, self.clock.now()
         blockers = self._blockers() if machine.phase is Phase.PREPARING else []
-        restarts = self._store.cut()[1].keys() | (self.registry.restarts().keys() if self.registry is not None else set())
+        restarts = self._store.cut()[1].keys() | (
+            self.registry.restarts().keys() if self.registry is not None else set()
+        )
         return {
             "phase": machine.phase.value,
             "ready": machine.phase is not Phase.PREPARING,

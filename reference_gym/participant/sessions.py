@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: environment state by rollout, changed by effects that are deduplicated and admitted by the gate.
+
+An effect is judged in this order (CKPT-EFFECT-007): attempt, repeat, session, gate. A repeat is answered with the recorded
+reply, also while the gate is closed. An effect that may not begin yet is held. A handler that raises makes its session
+uncertain: nobody knows what it changed, so its rollout stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from reference_gym.participant.core import Core
+from reference_gym.participant.errors import ArgumentConflict, Internal, SessionLost, StaleAttempt
+from reference_gym.participant.state import Captured, EffectCall, Json, Owns, Restored
+
+logger = logging.getLogger(__name__)
+
+
+class SessionState(Protocol):
+    """The author's state of one session."""
+
+    async def apply(self, call: EffectCall) -> Json:
+        """Run one effect and return its reply; an exception means that nobody knows what it changed."""
+        ...
+
+    def save(self) -> Json:
+        """Return the whole state as a JSON value (or ``Encoded``), random generators included; changes nothing."""
+        ...
+
+    def close(self) -> None:
+        """Free the session; it is not used again."""
+        ...
+
+
+@dataclass(slots=True)
+class Reply:
+    """One recorded reply of the turn that the session is in."""
+
+    tool: str
+    args: Json
+    reply: Json
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session: the author's state, and what its effects have left.
+
+    ``effects`` counts the recorded effects, ``turn`` is the turn of the last one, ``replies`` holds those of that turn by
+    request id. ``running`` is the effect that runs now.
+    """
+
+    rollout_id: str
+    attempt: int
+    environment: str
+    task_digest: str | None
+    state: SessionState
+    effects: int = 0
+    turn: int = 0
+    replies: dict[str, Reply] = field(default_factory=dict)
+    running: tuple[EffectCall, asyncio.Task[Json]] | None = None
+    uncertain: bool = False
+
+
+class Sessions:
+    """The sessions of one participant; a ``Part`` of it.
+
+    Args:
+        participant: whose gate and fences hold; the part adds itself to it.
+        load: builds the author's state from an environment's name, what ``SessionState.save`` gave, and the rollout; it
+            may raise ``CannotContinue`` or any error, having freed what it made.
+        name: the key of the sessions in the payload.
+    """
+
+    def __init__(
+        self, participant: Core, load: Callable[[str, Json, Restored], SessionState], *, name: str = "sessions"
+    ) -> None:
+        self._participant = participant
+        self._load = load
+        self._name = name
+        self._sessions: dict[str, Session] = {}
+        participant.add(self)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # --- for the author's servers -------------------------------------------------------------------------------------
+
+    async def open(
+        self, rollout_id: str, attempt: int, environment: str, task_digest: str | None, state: SessionState
+    ) -> None:
+        """Open a session, held while the gate is closed; one in which nothing has happened yet is replaced.
+
+        Raises:
+            StaleAttempt: the attempt is fenced.
+            SessionLost: there is a session of this attempt in which effects were recorded.
+        """
+        participant = self._participant
+        participant.check(rollout_id, attempt)
+        while not participant.gate.is_open:
+            await participant.gate.wait_change()
+            participant.check(rollout_id, attempt)
+        held = self._sessions.get(rollout_id)
+        if held is not None and held.attempt == attempt and (held.effects or held.running or held.uncertain):
+            state.close()
+            raise SessionLost(f"{rollout_id} has a session with {held.effects} effects already")
+        participant.observe(rollout_id, attempt)
+        self.drop(rollout_id)
+        self._sessions[rollout_id] = Session(rollout_id, attempt, environment, task_digest, state)
+        participant.changed(rollout_id)
+
+    async def effect(self, call: EffectCall) -> Json:
+        """Run one effect once, and return its reply; held while the gate does not admit it.
+
+        The handler runs to its end although the caller goes away.
+
+        Raises:
+            StaleAttempt: the attempt is fenced (CKPT-EFFECT-008).
+            ArgumentConflict: the request id is recorded with another tool or input; the session is uncertain now.
+            SessionLost: no such session, or another number of effects.
+            Internal: the handler raised, now or before: the session is uncertain.
+        """
+        while True:
+            session, reply = self._judge(call)
+            if reply is not None:
+                return reply.reply
+            if session.running is not None:
+                running, task = session.running
+                if running.request_id == call.request_id:
+                    self._require_same(session, call, running.tool, running.args)
+                    return await asyncio.shield(task)
+                await asyncio.wait([task])
+            elif self._participant.gate.admits_effect(call.rollout_id, call.turn, session.turn or None):
+                task = asyncio.get_running_loop().create_task(self._apply(session, call), name=call.request_id)
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                session.running = (call, task)
+                return await asyncio.shield(task)
+            else:
+                await self._participant.gate.wait_change()
+
+    def get(self, rollout_id: str, attempt: int) -> SessionState:
+        """Return the author's state of a session.
+
+        Raises:
+            StaleAttempt: the attempt is fenced.
+            SessionLost: there is no such session.
+        """
+        self._participant.check(rollout_id, attempt)
+        return self._find(rollout_id, attempt).state
+
+    @asynccontextmanager
+    async def verification(self, rollout_id: str, attempt: int) -> AsyncIterator[SessionState]:
+        """Run a verification that another participant asks for, held while the gate is closed.
+
+        Raises:
+            StaleAttempt: the attempt is fenced.
+            SessionLost: there is no such session.
+        """
+        participant = self._participant
+        self.get(rollout_id, attempt)
+        while not participant.gate.is_open:
+            await participant.gate.wait_change()
+            self.get(rollout_id, attempt)
+        session = self._find(rollout_id, attempt)
+        environment = participant.config.environment(session.environment)
+        blocks = environment is None or environment.verify == "wait"
+        with participant.gate.running("verification", rollout_id, attempt, handler=True, blocks=blocks):
+            yield session.state
+
+    async def close(self, rollout_id: str, attempt: int) -> None:
+        """Close a session whose rollout has ended; nothing happens if there is none. Held while nothing may change."""
+        participant = self._participant
+        while participant.gate.sealed:
+            await participant.gate.wait_change()
+        session = self._sessions.get(rollout_id)
+        if session is not None and session.attempt == attempt:
+            self.drop(rollout_id)
+            participant.changed(rollout_id)
+
+    # --- the part -----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The key of the sessions in the payload."""
+        return self._name
+
+    @property
+    def owns(self) -> Owns:
+        """What this part stores."""
+        return "sessions"
+
+    def capture(self, rollout_id: str) -> Captured | None:
+        """Return a session as it is now, recorded replies included (CKPT-EFFECT-006)."""
+        session = self._sessions.get(rollout_id)
+        if session is None:
+            return None
+        environment = self._participant.config.environment(session.environment)
+        restart = "uncertain" if session.uncertain else None
+        if restart is None and (environment is None or environment.continuation == "restart_only"):
+            restart = "restart_only"
+        return Captured(
+            attempt=session.attempt,
+            turns_done=session.turn,
+            data=None if restart else self._saved(session),
+            effects=session.effects,
+            task_digest=session.task_digest,
+            environment=session.environment,
+            restart=restart,
+        )
+
+    async def build(self, rollouts: Sequence[Restored]) -> dict[str, Session]:
+        """Build sessions aside; when one fails, those built before it are closed again."""
+        built: dict[str, Session] = {}
+        try:
+            for restored in rollouts:
+                if restored.data is not None:
+                    built[restored.rollout_id] = self._built(restored)
+        except BaseException:
+            await self.discard(built)
+            raise
+        return built
+
+    def install(self, built: dict[str, Session]) -> None:
+        """Make the built sessions current; the others are closed."""
+        earlier, self._sessions = self._sessions, built
+        for session in earlier.values():
+            _close(session)
+
+    async def discard(self, built: dict[str, Session]) -> None:
+        """Close sessions that nobody installed."""
+        for session in built.values():
+            _close(session)
+
+    def drop(self, rollout_id: str) -> None:
+        """Close the session of a rollout."""
+        session = self._sessions.pop(rollout_id, None)
+        if session is not None:
+            _close(session)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _find(self, rollout_id: str, attempt: int) -> Session:
+        session = self._sessions.get(rollout_id)
+        if session is None or session.attempt != attempt:
+            raise SessionLost(f"there is no session of {rollout_id} at attempt {attempt}")
+        return session
+
+    def _judge(self, call: EffectCall) -> tuple[Session, Reply | None]:
+        """Judge attempt, repeat and session; return the session, and the recorded reply of a repeat."""
+        self._participant.check(call.rollout_id, call.attempt)
+        session = self._find(call.rollout_id, call.attempt)
+        if (reply := session.replies.get(call.request_id)) is not None:
+            self._require_same(session, call, reply.tool, reply.args)
+            return session, reply
+        if session.uncertain:
+            raise Internal(f"the session of {call.rollout_id} is uncertain")
+        running = session.running is not None and session.running[0].request_id == call.request_id
+        if not running and call.effects_done is not None and call.effects_done != session.effects:
+            told = f"the caller has recorded {call.effects_done}"
+            raise SessionLost(f"the session of {call.rollout_id} has {session.effects} effects, {told}")
+        return session, None
+
+    def _require_same(self, session: Session, call: EffectCall, tool: str, args: Json) -> None:
+        """Refuse a request id that comes with another tool or input (CKPT-EFFECT-003, CKPT-EFFECT-004)."""
+        if _input(tool, args) != _input(call.tool, call.args):
+            self._uncertain(session)
+            raise ArgumentConflict(f"effect {call.request_id} was another one before")
+
+    async def _apply(self, session: Session, call: EffectCall) -> Json:
+        """Run the handler of one effect and record its reply."""
+        gate = self._participant.gate
+        with gate.running("effect", call.rollout_id, call.attempt, handler=True):
+            if call.turn > session.turn:
+                session.turn = call.turn
+                session.replies.clear()
+            try:
+                reply = await session.state.apply(call)
+            except Exception as error:
+                logger.exception("the handler of effect %s raised", call.request_id)
+                session.running = None
+                self._uncertain(session)
+                raise Internal(f"the handler of effect {call.request_id} raised {type(error).__name__}") from error
+            session.running = None
+            if self._sessions.get(call.rollout_id) is not session:
+                _close(session)
+                raise StaleAttempt.of(call.rollout_id, call.attempt)
+            session.effects += 1
+            session.replies[call.request_id] = Reply(call.tool, call.args, reply)
+            self._participant.changed(call.rollout_id)
+            return reply
+
+    def _uncertain(self, session: Session) -> None:
+        if self._sessions.get(session.rollout_id) is session and not session.uncertain:
+            session.uncertain = True
+            self._participant.uncertain(session.rollout_id)
+
+    def _saved(self, session: Session) -> dict[str, Any]:
+        return {
+            "environment": session.environment,
+            "task_digest": session.task_digest,
+            "effects": session.effects,
+            "turn": session.turn,
+            "replies": {key: [reply.tool, reply.args, reply.reply] for key, reply in session.replies.items()},
+            "state": session.state.save(),
+        }
+
+    def _built(self, restored: Restored) -> Session:
+        data = restored.data
+        return Session(
+            rollout_id=restored.rollout_id,
+            attempt=restored.attempt,
+            environment=data["environment"],
+            task_digest=data["task_digest"],
+            state=self._load(data["environment"], data["state"], restored),
+            effects=data["effects"],
+            turn=data["turn"],
+            replies={key: Reply(*reply) for key, reply in data["replies"].items()},
+        )
+
+
+def _input(tool: str, args: Json) -> str:
+    """Return what is compared of an effect: JSON text, because in Python true equals 1."""
+    return json.dumps([tool, args], sort_keys=True)
+
+
+def _close(session: Session) -> None:
+    """Free a session, unless its handler still runs: then the handler's end does it."""
+    if session.running is not None and not session.running[1].done():
+        return
+    try:
+        session.state.close()
+    except Exception:
+        logger.exception("closing the session of %s failed", session.rollout_id)
