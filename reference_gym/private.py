@@ -4,18 +4,44 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.errors import InvalidRequest
+from reference_gym.participant.service import Participant
 from reference_gym.ports import TurnId
 from reference_gym.settings import explain
 from spec import wire
 
+JsonHandler = Callable[[web.Request, Any], Awaitable[Any]]
+
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 M = TypeVar("M", bound="PrivateMessage")
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlane:
+    """Where the Gym's own routes are added.
+
+    Args:
+        app: of the participant.
+        participant: whose limits hold.
+        token: bearer token of the data plane; None without authentication.
+    """
+
+    app: web.Application
+    participant: Participant
+    token: str | None
+
+    def post(self, path: str, handler: JsonHandler, *, schema: str | None = None) -> None:
+        """Serve a POST; with a schema of the specification the handler gets the typed message."""
+        served = serve_aiohttp.data_plane(self.participant, self.token, handler, schema=schema)
+        self.app.router.add_post(path, served)
 
 
 class PrivateMessage(BaseModel):

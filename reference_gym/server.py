@@ -34,7 +34,9 @@ from reference_gym.participant.service import Participant
 from reference_gym.participant.sessions import Sessions
 from reference_gym.peers import Peer
 from reference_gym.ports import PolicyPort, ResourcesPort
+from reference_gym.private import DataPlane
 from reference_gym.resources import app as resources_app
+from reference_gym.resources import probe
 from reference_gym.resources.handle import SessionFactory
 from reference_gym.resources.ports import LocalResources, RemoteResources
 from reference_gym.resources.shared import SharedResources
@@ -84,45 +86,49 @@ class Assembly:
         loaded, role = self._loaded, self._role
         agent = GymAgent(self._environments, self._connected) if role in ("all", "agent") else None
         participant = Participant(participant_config(loaded, role, self._environments), agent=agent)
-        app = serve_aiohttp.create_app(participant, control_token=loaded.control_token, data_token=loaded.data_token)
+        app = serve_aiohttp.create_app(participant, control_token=loaded.control_token)
+        plane = DataPlane(app, participant, loaded.data_token)
         open_time = OpenTime(participant.gate, time.monotonic)
         self._followers.append(open_time.follow)
-        resources = self._resources(participant, app, open_time)
-        policy = self._policy(participant, app)
+        resources = self._resources(plane, open_time)
+        policy = self._policy(plane)
         if agent is not None:
             assert resources is not None
             assert policy is not None
             client = PolicyClient(policy, loaded.settings.limits.policy_retry_ms, time.monotonic)
             self._ways = Ways(resources, client, open_time.now)
-            agent_app.add_routes(app, participant, self._environments, client)
+            agent_app.add_routes(plane, self._environments, client)
         return Assembled(participant, app, tuple(self._closers), tuple(self._followers))
 
     def _connected(self) -> Ways:
         assert self._ways is not None, "no rollout runs before everything is connected"
         return self._ways
 
-    def _resources(self, participant: Participant, app: web.Application, open_time: OpenTime) -> ResourcesPort | None:
+    def _resources(self, plane: DataPlane, open_time: OpenTime) -> ResourcesPort | None:
         """The sessions of this process, or the way to them; None where nobody asks for either."""
         if self._role == "model":
             return None
         if self._role == "agent":
             return RemoteResources(self._peer("resources", self._loaded.settings.timeouts.peer_retry_ms))
         factory = SessionFactory(self._environments, open_time.now)
-        sessions = Sessions(participant, load=factory.load)
-        if self._role == "all":
-            return LocalResources(sessions, factory)
+        sessions = Sessions(plane.participant, load=factory.load)
         settings = self._loaded.settings
-        shared = SharedResources(
-            sessions,
-            factory,
-            most=settings.limits.max_live_rollouts,
-            idle_s=settings.timeouts.session_idle_ms / 1000,
-        )
-        resources_app.add_routes(app, participant, shared)
-        self._followers.append(shared.reap)
-        return shared
+        resources: ResourcesPort = LocalResources(sessions, factory)
+        if self._role == "resources":
+            shared = SharedResources(
+                sessions,
+                factory,
+                most=settings.limits.max_live_rollouts,
+                idle_s=settings.timeouts.session_idle_ms / 1000,
+            )
+            resources = shared
+            resources_app.add_routes(plane, resources)
+            self._followers.append(shared.reap)
+        if settings.conformance is not None:
+            probe.add_routes(plane, resources)
+        return resources
 
-    def _policy(self, participant: Participant, app: web.Application) -> PolicyPort | None:
+    def _policy(self, plane: DataPlane) -> PolicyPort | None:
         """The policy, with the ledger of this process or through that of the model server."""
         if self._role == "resources":
             return None
@@ -130,11 +136,11 @@ class Assembly:
             return RemotePolicy(self._peer("model", 0))
         proxy = PolicyProxy(self._loaded.policy_token, self._loaded.settings.timeouts.policy_call_ms / 1000)
         self._closers.append(proxy.aclose)
-        ledger = Ledger(participant.changed)
-        participant.add(ledger)
-        recording = RecordingPolicy(proxy, ledger, participant.observe)
+        ledger = Ledger(plane.participant.changed)
+        plane.participant.add(ledger)
+        recording = RecordingPolicy(proxy, ledger, plane.participant.observe)
         if self._role == "model":
-            model_app.add_routes(app, participant, recording)
+            model_app.add_routes(plane, recording)
         return recording
 
     def _peer(self, role: str, retry_ms: int) -> Peer:
@@ -193,18 +199,13 @@ async def serve(loaded: LoadedSettings, role: str, file: Path | None) -> int:
     port = getattr(settings.ports, "agent" if role == "all" else role)
     followers = [asyncio.ensure_future(follow()) for follow in assembled.followers]
     try:
-        await serve_aiohttp.run(
-            assembled.app,
-            assembled.participant,
-            host=settings.host,
-            port=port,
-            started=lambda url: announce.announce(
-                [Listening(assembled.participant.config.name, assembled.participant.config.role, url, os.getpid())],
-                file,
-            ),
-        )
-    except OSError as error:
-        raise SettingsError(f"cannot listen at {settings.host}:{port}: {error.strerror}") from error
+        try:
+            server = await serve_aiohttp.start(assembled.app, host=settings.host, port=port)
+        except OSError as error:
+            raise SettingsError(f"cannot listen at {settings.host}:{port}: {error.strerror}") from error
+        config = assembled.participant.config
+        announce.announce([Listening(config.name, config.role, server.url, os.getpid())], file)
+        await serve_aiohttp.serve_until_terminated(server)
     finally:
         for follower in followers:
             follower.cancel()

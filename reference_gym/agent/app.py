@@ -17,11 +17,9 @@ from reference_gym.agent.policy import PolicyClient
 from reference_gym.agent.unmanaged import UnmanagedResources, UnmanagedRollout
 from reference_gym.environments.base import Environment
 from reference_gym.model.app import PolicyMessage
-from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.errors import InvalidRequest
-from reference_gym.participant.service import Participant
 from reference_gym.participant.state import Policy, RolloutFailure, Start, Success, TaskRefused
-from reference_gym.private import PrivateMessage, read
+from reference_gym.private import DataPlane, PrivateMessage, read
 
 PATH = "/run"
 
@@ -43,17 +41,11 @@ class RunMessage(PrivateMessage):
     policy: PolicyMessage
 
 
-def add_routes(
-    app: web.Application,
-    participant: Participant,
-    environments: Mapping[str, Environment],
-    policy: PolicyClient,
-) -> None:
+def add_routes(plane: DataPlane, environments: Mapping[str, Environment], policy: PolicyClient) -> None:
     """Serve the older route.
 
     Args:
-        app: of the participant.
-        participant: counts what runs here as unmanaged, and does no more with it.
+        plane: of the participant, which counts what runs here as unmanaged and does no more with it.
         environments: by name.
         policy: the way to the policy.
     """
@@ -72,14 +64,14 @@ def add_routes(
         except TaskRefused as error:
             raise InvalidRequest(str(error)) from error
         rollout = UnmanagedRollout(start)
-        with participant.unmanaged():
+        with plane.participant.unmanaged():
             try:
                 success = await agent.run(rollout)
             except RolloutFailure as failure:
                 return _content(rollout, failure=failure)
         return _content(rollout, success=success)
 
-    app.router.add_post(PATH, serve_aiohttp.data_plane(participant, run))
+    plane.post(PATH, run)
 
 
 def _start(message: RunMessage) -> Start:

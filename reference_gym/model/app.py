@@ -11,13 +11,11 @@ from typing import Any, Literal
 from aiohttp import web
 
 from reference_gym.errors import PeerRefused, PeerUnavailable
-from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.errors import InvalidRequest
-from reference_gym.participant.service import Participant
 from reference_gym.participant.state import Policy
 from reference_gym.peers import Peer
 from reference_gym.ports import PolicyAnswer, PolicyPort, TurnId
-from reference_gym.private import PrivateMessage, read, turn_of
+from reference_gym.private import DataPlane, PrivateMessage, read, turn_of
 
 PATH = "/reference-gym/policy"
 
@@ -37,12 +35,11 @@ class CallMessage(PrivateMessage):
     request: str
 
 
-def add_routes(app: web.Application, participant: Participant, policy: PolicyPort) -> None:
+def add_routes(plane: DataPlane, policy: PolicyPort) -> None:
     """Serve policy calls to the agent.
 
     Args:
-        app: of the participant.
-        participant: the model server's.
+        plane: of the model server.
         policy: the way to the policy.
     """
 
@@ -61,7 +58,7 @@ def add_routes(app: web.Application, participant: Participant, policy: PolicyPor
             "body": base64.b64encode(answer.body).decode("ascii"),
         }
 
-    app.router.add_post(PATH, serve_aiohttp.data_plane(participant, call))
+    plane.post(PATH, call)
 
 
 class RemotePolicy:

@@ -9,12 +9,10 @@ from aiohttp import web
 from pydantic import Field
 
 from reference_gym.environments.base import TaskInvalid, VerificationFailed
-from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.errors import InvalidRequest
-from reference_gym.participant.service import Participant
 from reference_gym.participant.state import EffectCall
 from reference_gym.ports import ResourcesPort, SessionSpec
-from reference_gym.private import PrivateMessage, read, required_turn_of
+from reference_gym.private import DataPlane, PrivateMessage, read, required_turn_of
 from reference_gym.resources.ports import PREFIX
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -38,12 +36,11 @@ class EffectMessage(PrivateMessage):
     effects_done: Count | None
 
 
-def add_routes(app: web.Application, participant: Participant, resources: ResourcesPort) -> None:
+def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
     """Serve sessions to the agent.
 
     Args:
-        app: of the participant.
-        participant: the resources server's.
+        plane: of the resources server.
         resources: the sessions.
     """
 
@@ -77,7 +74,8 @@ def add_routes(app: web.Application, participant: Participant, resources: Resour
         except VerificationFailed as error:
             return {"failed": str(error), "reward": None, "final": None}
         final = None if verdict.final is None else dict(verdict.final)
-        return {"failed": None, "reward": verdict.reward, "final": final}
+        # A reward that is no number of JSON still has to reach the agent: it makes a failure of its own kind there.
+        return web.json_response({"failed": None, "reward": verdict.reward, "final": final})
 
     async def close(request: web.Request, body: Any) -> Any:
         del body
@@ -86,4 +84,4 @@ def add_routes(app: web.Application, participant: Participant, resources: Resour
         return {}
 
     for name, handler in (("open", open_session), ("effect", effect), ("verify", verify), ("close", close)):
-        app.router.add_post(f"{PREFIX}/{name}", serve_aiohttp.data_plane(participant, handler))
+        plane.post(f"{PREFIX}/{name}", handler)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance probe: one effect on the session of a live rollout, outside of the agent's turns.
+
+Only a Gym that was started for conformance serves it (CKPT-CONF-032 to CKPT-CONF-041); it is refused like any effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from reference_gym.participant.state import EffectCall
+from reference_gym.ports import ResourcesPort
+from reference_gym.private import DataPlane
+from spec import wire
+from spec.messages import ProbeRequest
+
+
+def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
+    """Serve the probe.
+
+    Args:
+        plane: of the participant that owns the sessions.
+        resources: the sessions.
+    """
+
+    async def probe(request: web.Request, message: ProbeRequest) -> Any:
+        del request
+        reply = await resources.effect(
+            EffectCall(
+                rollout_id=message.rollout_id,
+                attempt=message.attempt,
+                turn=message.turn,
+                request_id=message.request_id,
+                tool=message.tool,
+                args=dict(message.args),
+                effects_done=message.effects_done,
+            )
+        )
+        return {"observation": reply["text"]}
+
+    plane.post(wire.PROBE_PATH, probe, schema="probe-request")
