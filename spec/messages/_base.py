@@ -2,7 +2,8 @@
 """What every message has in common: strictness, absence, open enumerations, and the bounded scalar types.
 
 The JSON Schemas are the source of truth; these types follow them and tests hold the two together. Stricter than JSON
-Schema in one place, as the specification says: the token of an integer has neither fraction nor exponent.
+Schema in one place, as the specification allows (CKPT-ID-004): the token of an integer has neither fraction nor
+exponent. Unknown fields are refused in requests (CKPT-ERR-001) and ignored in responses (CKPT-ERR-002).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Message(BaseModel):
     @classmethod
     def read(cls, text: bytes | str) -> Self:
         """Return the message that JSON text holds; unknown enumeration values of a response become their fallback.
+
+        Implements CKPT-VER-008 and CKPT-VER-009.
 
         Args:
             text: JSON text in UTF-8.

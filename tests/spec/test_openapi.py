@@ -75,6 +75,15 @@ def test_every_error_code_is_used_by_an_operation_and_none_is_unknown() -> None:
     assert set(SPECIFICATION.errors) == used
 
 
+def test_the_enumerations_of_the_schemas_are_those_of_the_data_files() -> None:
+    """Error codes, phases and ways to end have one list each, written in a schema and in a data file alike."""
+    definitions = SPECIFICATION.schemas["common"]["$defs"]
+    assert list(SPECIFICATION.errors) == definitions["errorCode"]["enum"]
+    assert list(SPECIFICATION.machine.phases) == definitions["phase"]["enum"]
+    cells, events = SPECIFICATION.machine.cells, SPECIFICATION.machine.events
+    assert {part.ends for part in (*cells, *events)} - {None} == set(definitions["endedAs"]["enum"])
+
+
 @EVERY
 def test_error_responses_and_listed_codes_agree(operation_id: str) -> None:
     """Each listed code has a response of its status that allows it, and each response allows listed codes alone."""
