@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The participant's directory in a snapshot: writing a cut.
 
-Order: payload files and the index, each synced; the directory, synced; ``manifest.json`` in one atomic step; the directory,
-synced. The number of syncs does not depend on the number of rollouts. ``reading`` is the counterpart.
+Order: payload files and the index, each synced; the directory, synced; ``manifest.json`` in one atomic step; the
+directory, synced. The number of syncs does not depend on the number of rollouts. ``reading`` is the counterpart.
 
 Every payload line is ``{"crc32":"xxxxxxxx","record":…}``, so that a reader can name the damaged record.
 """
@@ -38,11 +38,17 @@ FRAME_BYTES = len(_FRAME % 0)
 class Durable(Protocol):
     """The durable file steps; the module ``spec.durable`` is one, tests count or break them."""
 
-    def write_file(self, path: Path, data: bytes | Iterable[bytes]) -> int: ...
+    def write_file(self, path: Path, data: bytes | Iterable[bytes]) -> int:
+        """Write a new file and sync it; return its size in bytes."""
+        ...
 
-    def sync_dir(self, path: Path) -> None: ...
+    def sync_dir(self, path: Path) -> None:
+        """Sync the entries of a directory."""
+        ...
 
-    def publish_file(self, path: Path, data: bytes) -> None: ...
+    def publish_file(self, path: Path, data: bytes) -> None:
+        """Make a file appear whole or not at all, durably."""
+        ...
 
 
 class WriteStopped(Exception):

@@ -13,7 +13,9 @@ T = TypeVar("T")
 class Timer(Protocol):
     """A callback that has been ordered and can be called off."""
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """Call it off."""
+        ...
 
 
 class Clock(Protocol):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every operation of a participant stands on: the author's hooks, and the one place where the machine moves.
 
-``accept`` and ``move`` are the only ways by which a step of the machine becomes real: they put the gate into its position,
-do what the step asks for, wake whoever waits, and order the end of the lease.
+``accept`` and ``move`` are the only ways by which a step of the machine becomes real: they put the gate into its
+position, do what the step asks for, wake whoever waits, and order the end of the lease.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Work(Protocol):
     """A restore that is under way: an abort stops it; ``outcome`` is done when it has been decided."""
 
     @property
-    def outcome(self) -> asyncio.Future[None]: ...
+    def outcome(self) -> asyncio.Future[None]:
+        """Done when the restore has been decided."""
+        ...
 
     def abandon(self) -> None:
         """Stop the work, and answer at once whoever waits for it."""
@@ -419,7 +421,7 @@ class Core:
     # --- restoring ----------------------------------------------------------------------------------------------------
 
     def highest(self, rollout_id: str) -> int:
-        """Return the highest attempt that is fenced or held here, -1 if none is (CKPT-RESTORE-035, CKPT-RESTORE-053)."""
+        """Return the highest attempt that is fenced or held here, or -1 (CKPT-RESTORE-035, CKPT-RESTORE-053)."""
         held = [self.fences.through(rollout_id)]
         if (record := self._store.get(rollout_id)) is not None:
             held.append(record.attempt)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The payload of one rollout: what the participant writes of it at a boundary, and reads in a restore.
 
-``{"rollout_id":…,"attempt":…,"policy":…,"start":…,"turns_done":…,…,"state":…,"parts":{…}}``, in pieces, so that what never
-changes (the start) is encoded once, and a replaced policy replaces one piece.
+``{"rollout_id":…,"attempt":…,"policy":…,"start":…,"turns_done":…,…,"state":…,"parts":{…}}``, in pieces, so that
+what never changes (the start) is encoded once, and a replaced policy replaces one piece.
 """
 
 from __future__ import annotations

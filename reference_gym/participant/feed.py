@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unreleased results: the feed that serves them, and the ACKs that release them.
 
-A result is served to every read until its exact receipt is acknowledged. The cursor is the feed's id and the number of the
-last result of a page; numbers only rise within a feed, so nothing unseen ever sorts before a cursor.
+A result is served to every read until its exact receipt is acknowledged. The cursor is the feed's id and the
+number of the last result of a page; numbers only rise within a feed, so nothing unseen ever sorts before a
+cursor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fences and tombstones: what is remembered of rollouts after everything else of them is gone.
 
-A fence is the highest refused attempt of a rollout; it only rises, and lives as long as the incarnation. A tombstone is what
-is kept of a released or retired rollout; a restore replaces the tombstones by those of its source, and the replaced ones
-leave their attempt as a fence. Both are kept under a hash of the rollout id.
+A fence is the highest refused attempt of a rollout; it only rises, and lives as long as the incarnation. A
+tombstone is what is kept of a released or retired rollout; a restore replaces the tombstones by those of its
+source, and the replaced ones leave their attempt as a fence. Both are kept under a hash of the rollout id.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def hashed(rollout_id: str) -> str:
 class Tombstone:
     """What is kept of a released or retired rollout.
 
-    ``digest`` is that of the released result (None for a retired rollout). ``final`` says that no later attempt may start:
-    true of a released success or terminal failure (CKPT-FENCE-007, CKPT-FENCE-008, CKPT-ACK-009).
+    ``digest`` is that of the released result (None for a retired rollout). ``final`` says that no later attempt
+    may start: true of a released success or terminal failure (CKPT-FENCE-007, CKPT-FENCE-008, CKPT-ACK-009).
     """
 
     attempt: int

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate: what lets turns open, verifications begin, rollouts start and environment effects run.
 
-It knows three positions. *Open*: everything may begin. *Closing* (phase preparing): nothing new begins, open turns run to
-their boundary and begun verifications to their end. *Sealed* (from prepared or commit until the gate opens): nothing
-changes but by ACK and retire; what a commit left out waits here.
+It knows three positions. *Open*: everything may begin. *Closing* (phase preparing): nothing new begins, open
+turns run to their boundary and begun verifications to their end. *Sealed* (from prepared or commit until the gate
+opens): nothing changes but by ACK and retire; what a commit left out waits here.
 
 Everything runs on one event loop, so a coroutine that finds the gate open may begin before it next awaits.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane over HTTP, without a web framework: routes, the order of checks, problem documents.
 
-An adapter (``serve_aiohttp``) turns its framework's request into a ``Request`` and a body, and a ``Response`` back. Checks
-come in the order of CKPT-ORDER-001: token; then form (size, media type, JSON, schema, headers); then support (501); then the
-participant's own: incarnation, controller, checkpoint id, arguments, phase.
+An adapter (``serve_aiohttp``) turns its framework's request into a ``Request`` and a body, and a ``Response``
+back. Checks come in the order of CKPT-ORDER-001: token; then form (size, media type, JSON, schema, headers); then
+support (501); then the participant's own: incarnation, controller, checkpoint id, arguments, phase.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Body = Callable[[], AsyncIterator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; ``path`` as it was sent (still percent-encoded), ``headers`` by lower-case name, every value kept."""
+    """One request: ``path`` as it was sent (percent-encoded), ``headers`` by lower-case name, every value kept."""
 
     method: str
     path: str

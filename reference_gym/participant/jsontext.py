@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON text, read strictly and written exactly.
 
-Reading refuses what a lenient parser would let through: duplicate keys, NaN and infinities, lone surrogates, nesting beyond
-``MAX_DEPTH``, bytes that are not UTF-8.
+Reading refuses what a lenient parser would let through: duplicate keys, NaN and infinities, lone surrogates,
+nesting beyond ``MAX_DEPTH``, bytes that are not UTF-8.
 """
 
 from __future__ import annotations

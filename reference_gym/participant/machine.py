@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phase machine of one participant, as a pure value: phases, the open id, ``last``, controllers, the lease.
 
-Every operation takes the present machine and the time, and returns a ``Step``: the next machine, how the call is answered,
-and what the shell has to do. Nothing here does I/O, waits, or reads a clock. A refusal is a raised ``ProtocolError`` and
-changes nothing. Held cell by cell against ``spec/v1/state-machine.yaml`` by the tests.
+Every operation takes the present machine and the time, and returns a ``Step``: the next machine, how the call is
+answered, and what the shell has to do. Nothing here does I/O, waits, or reads a clock. A refusal is a raised
+``ProtocolError`` and changes nothing. Held cell by cell against ``spec/v1/state-machine.yaml`` by the tests.
 
-Two things end only after work has stopped: a commit that is aborted while it writes, and a restore that is aborted while it
-builds. From the abort until ``stopped`` the gate is open, ``Open.ending`` is set, and the phase is still the old one.
+Two things end only after work has stopped: a commit that is aborted while it writes, and a restore that is
+aborted while it builds. From the abort until ``stopped`` the gate is open, ``Open.ending`` is set, and the phase
+is still the old one.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Where(Enum):
 class Last:
     """The record of the checkpoint that ended most recently.
 
-    ``manifest`` and ``outcome`` (the recorded reply of its commit or restore) are set where it ended well, ``error_code``
-    where it failed. ``pause_ms`` is how long the gate was closed for it, in milliseconds.
+    ``manifest`` and ``outcome`` (the recorded reply of its commit or restore) are set where it ended well,
+    ``error_code`` where it failed. ``pause_ms`` is how long the gate was closed for it, in milliseconds.
     """
 
     checkpoint_id: CheckpointId
@@ -97,8 +98,9 @@ class Last:
 class Open:
     """The open checkpoint.
 
-    ``run_id`` is what a prepare gave, ``commit_key`` and ``restore_key`` the compared arguments of the first call that was
-    not refused. ``ending`` is set while its work is being stopped; ``then`` is a higher id whose abort ended it.
+    ``run_id`` is what a prepare gave, ``commit_key`` and ``restore_key`` the compared arguments of the first call
+    that was not refused. ``ending`` is set while its work is being stopped; ``then`` is a higher id whose abort
+    ended it.
     """
 
     checkpoint_id: CheckpointId

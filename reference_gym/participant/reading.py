@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The participant's directory in a snapshot: verifying it whole, and reading what a restore lists.
 
-Only plain files that the manifest names are opened. Every byte is judged by size and digest before anything of it is used;
-what is damaged is named with its file and, where the checksums tell, its record (CKPT-RESTORE-002, CKPT-RESTORE-004).
+Only plain files that the manifest names are opened. Every byte is judged by size and digest before anything of it
+is used; what is damaged is named with its file and, where the checksums tell, its record (CKPT-RESTORE-002,
+CKPT-RESTORE-004).
 """
 
 from __future__ import annotations

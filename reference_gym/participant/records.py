@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boundaries: what is kept of each rollout at its last boundary, encoded once, and cuts of it taken by reference.
 
-``BoundaryStore`` is the seam behind which a log can stand: ``put`` at each boundary, ``cut`` at one instant. ``MemoryStore``
-holds references in a dictionary; a cut copies the dictionary and nothing else.
+``BoundaryStore`` is the seam behind which a log can stand: ``put`` at each boundary, ``cut`` at one instant.
+``MemoryStore`` holds references in a dictionary; a cut copies the dictionary and nothing else.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ IndexState = Literal["turn", "finished", "restart"]
 class Record:
     """One rollout at its last boundary.
 
-    ``payload`` is the participant's own JSON text, in pieces that are joined when it is written; ``effects`` counts effects
-    by environment. ``restart`` is why the rollout cannot continue, or None.
+    ``payload`` is the participant's own JSON text, in pieces that are joined when it is written; ``effects``
+    counts effects by environment. ``restart`` is why the rollout cannot continue, or None.
     """
 
     rollout_id: str
@@ -84,7 +84,7 @@ class BoundaryStore(Protocol):
         ...
 
     def cut(self) -> tuple[Mapping[str, Record], Mapping[str, str]]:
-        """Return all last boundaries as they are at this instant, by reference, and why some of them cannot continue."""
+        """Return all last boundaries as they are now, by reference, and why some of them cannot continue."""
         ...
 
 
@@ -123,5 +123,5 @@ class MemoryStore:
         self._records, self._unable = {}, {}
 
     def cut(self) -> tuple[Mapping[str, Record], Mapping[str, str]]:
-        """Return all last boundaries as they are at this instant, by reference, and why some of them cannot continue."""
+        """Return all last boundaries as they are now, by reference, and why some of them cannot continue."""
         return dict(self._records), dict(self._unable)

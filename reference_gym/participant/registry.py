@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollouts of a participant that owns them: starting, running, ending and listing them, each at its highest attempt.
+"""The rollouts of a participant that owns them: starting, running, ending and listing them, at their highest attempt.
 
-A rollout is *live* (an ``Entry``), or has an unreleased result (in the feed), or is a tombstone (in the fences), or unknown.
+A rollout is *live* (an ``Entry``), or has an unreleased result (in the feed), or is a tombstone (in the fences), or is
+unknown.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Shared:
     """What the registry shares with the rest of its participant.
 
     ``values`` returns what the parts hold of a rollout, ``drop`` frees it there, ``progressed`` counts a change of what a
-    cut would hold, ``freed`` tells that something has stopped, ``owns_sessions`` tells whether verifications run in this participant.
+    cut would hold, ``freed`` tells that something has stopped, ``owns_sessions`` tells whether verifications run in this
+    participant.
     """
 
     gate: Gate

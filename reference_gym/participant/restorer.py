@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One restore: verify → close the gate → wait for handlers → build aside → install in one step.
 
-It runs as a task of its own. Until the installing step, which does not await, an abort cancels it and everything is as it
-was before; each failure leaves everything as before as well.
+It runs as a task of its own. Until the installing step, which does not await, an abort cancels it and everything
+is as it was before; each failure leaves everything as before as well.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from spec.messages import RestoreRequest
 class Plan:
     """What a restore installs.
 
-    ``payloads`` gives each continued rollout's payload and its new attempt, ``restarts`` the listed rollouts that are not
-    made current, with the reason.
+    ``payloads`` gives each continued rollout's payload and its new attempt, ``restarts`` the listed rollouts that
+    are not made current, with the reason.
     """
 
     payloads: Mapping[str, tuple[bytes, int]] = field(default_factory=dict)

@@ -45,7 +45,9 @@ class Host(Protocol):
     """What the handle needs of the participant that it lives in."""
 
     @property
-    def gate(self) -> Gate: ...
+    def gate(self) -> Gate:
+        """The participant's gate."""
+        ...
 
     def now(self) -> float:
         """Return the participant's monotonic time in seconds."""
@@ -71,11 +73,11 @@ class Host(Protocol):
 class Rollout:
     """One attempt of one rollout, from its start or its restore to its end.
 
-    ``state`` is what the last boundary recorded (None before the first record), ``turns_done`` and ``effects`` the counts
-    of that boundary, ``policy`` where the next policy call goes. Once ``ended`` (finished, stopped, or fenced by a higher
-    attempt) every method raises ``StaleAttempt``, so that a loop that swallows its cancellation can change nothing.
-    ``while_parked`` may be set to a factory of a context that holds while the rollout waits at the gate, e.g. one that
-    stops a time budget.
+    ``state`` is what the last boundary recorded (None before the first record), ``turns_done`` and ``effects``
+    the counts of that boundary, ``policy`` where the next policy call goes. Once ``ended`` (finished, stopped, or
+    fenced by a higher attempt) every method raises ``StaleAttempt``, so that a loop that swallows its
+    cancellation can change nothing. ``while_parked`` may be set to a factory of a context that holds while the
+    rollout waits at the gate, e.g. one that stops a time budget.
     """
 
     def __init__(self, start: Start, host: Host, *, attempt: int | None = None, policy: Policy | None = None) -> None:
@@ -272,7 +274,8 @@ class Turn:
         Args:
             tool: the tool's name as the policy gave it.
             args: its arguments, any JSON value.
-            perform: sends the call to the owner of the session (``Sessions.effect``, or a client of one) and returns the
+            perform: sends the call to the owner of the session (``Sessions.effect``, or a client of one) and
+            returns the
                 reply. It repeats a call whose reply was lost with the same request id.
 
         Raises:

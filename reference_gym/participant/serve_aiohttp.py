@@ -54,7 +54,7 @@ def create_app(participant: Participant, *, control_token: str | None) -> web.Ap
     app[CONTROL_PLANE] = plane
 
     async def control(request: web.Request) -> web.StreamResponse:
-        return await _answer(request, await plane.handle(_request(request), lambda: request.content.iter_any()))
+        return await _answer(request, await plane.handle(_request(request), request.content.iter_any))
 
     app.router.add_route("*", "/gym-checkpoint/{path:.*}", control)
     return app
@@ -81,7 +81,7 @@ def data_plane(
         body: Any = None
         if request.method not in ("GET", "HEAD"):
             limit = participant.config.limits.max_body_bytes
-            data = await http.read_body(given, lambda: request.content.iter_any(), limit)
+            data = await http.read_body(given, request.content.iter_any, limit)
             body = http.read_json(data) if schema is None else http.read_message(schema, given, data)
         reply = await handler(request, body)
         if isinstance(reply, web.StreamResponse):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One participant, with one coroutine per operation.
 
-Knows no web framework. Every operation takes the caller (its controller pair and the incarnation that it expects) and a
-typed request, and returns the reply as a JSON object; refusals are raised. Operations that change state are meant to run as
-tasks of their own, so that they end although their client has gone (``http`` does that).
+Knows no web framework. Every operation takes the caller (its controller pair and the incarnation that it expects)
+and a typed request, and returns the reply as a JSON object; refusals are raised. Operations that change state are
+meant to run as tasks of their own, so that they end although their client has gone (``http`` does that).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions: environment state by rollout, changed by effects that are deduplicated and admitted by the gate.
 
-An effect is judged in this order (CKPT-EFFECT-007): attempt, repeat, session, gate. A repeat is answered with the recorded
-reply, also while the gate is closed. An effect that may not begin yet is held. A handler that raises makes its session
+An effect is judged in this order (CKPT-EFFECT-007): attempt, repeat, session, gate. A repeat is answered with the
+recorded reply, also while the gate is closed. An effect that may not begin yet is held. A handler that raises
+makes its session
 uncertain: nobody knows what it changed, so its rollout stops.
 """
 
@@ -52,8 +53,8 @@ class Reply:
 class Session:
     """One session: the author's state, and what its effects have left.
 
-    ``effects`` counts the recorded effects, ``turn`` is the turn of the last one, ``replies`` holds those of that turn by
-    request id. ``running`` is the effect that runs now.
+    ``effects`` counts the recorded effects, ``turn`` is the turn of the last one, ``replies`` holds those of that
+    turn by request id. ``running`` is the effect that runs now.
     """
 
     rollout_id: str

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of the ``http`` scheme: committed cuts that can be fetched, and uploads that a restore reads.
 
-``cuts/<id>/`` holds committed cuts until another id opens; ``uploads/<id>/`` holds uploaded files until a restore ended. The
-ids here name cuts; no order judges them (CKPT-ART-003). Everything in here is private to the participant.
+``cuts/<id>/`` holds committed cuts until another id opens; ``uploads/<id>/`` holds uploaded files until a restore
+ended. The ids here name cuts; no order judges them (CKPT-ART-003). Everything in here is private to the
+participant.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Two things can be implemented, either or both:
 
 * ``Agent``: a participant that owns rollouts implements ``check`` and ``run``. The kit starts ``run`` as a task per
   attempt and hands it a ``Rollout`` (module ``rollout``), with which the loop opens and closes its turns.
-* ``Part``: a store of sessions or of ledger rows implements ``capture``, ``build``, ``install``, ``discard`` and ``drop``.
+* ``Part``: a store of sessions or of ledger rows implements ``capture``, ``build``, ``install``, ``discard`` and
+``drop``.
   The ready-made ``Sessions`` (module ``sessions``) is one; a model server's ledger is another.
 
 A participant has one agent or none, and any number of parts; ``owns`` follows from that.
@@ -131,11 +132,11 @@ class Agent(Protocol):
     async def run(self, rollout: Rollout) -> Success:
         """Run one attempt from ``rollout.state`` (None: from the beginning) to its end.
 
-        The kit calls it once per attempt, as a task of its own: after a start, or after the resume of a restore, when
-        ``rollout.state`` and ``rollout.turns_done`` are those of the saved boundary. It is cancelled when the attempt is
-        fenced. Returning ends the rollout (held while the gate is closed); inside ``Rollout.verification`` prefer
-        ``Verification.finish``. An exception other than ``RolloutFailure`` ends it with the failure ``internal``, not
-        terminal.
+        The kit calls it once per attempt, as a task of its own: after a start, or after the resume of a restore,
+        when ``rollout.state`` and ``rollout.turns_done`` are those of the saved boundary. It is cancelled when
+        the attempt is fenced. Returning ends the rollout (held while the gate is closed); inside
+        ``Rollout.verification`` prefer ``Verification.finish``. An exception other than ``RolloutFailure`` ends
+        it with the failure ``internal``, not terminal.
         """
         ...
 
@@ -172,8 +173,9 @@ class Encoded:
 class Restored:
     """One rollout of a restore, for ``Part.build``.
 
-    ``attempt`` is the new attempt, ``saved_attempt`` the one in the snapshot; ``turns_done`` is the controller's: a ledger
-    keeps its rows up to it. ``data`` is what ``capture`` gave, None if this part held nothing of the rollout.
+    ``attempt`` is the new attempt, ``saved_attempt`` the one in the snapshot; ``turns_done`` is the controller's:
+    a ledger keeps its rows up to it. ``data`` is what ``capture`` gave, None if this part held nothing of the
+    rollout.
     """
 
     rollout_id: str
@@ -206,10 +208,14 @@ class Part(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The key of its data in the payload."""
+        ...
 
     @property
-    def owns(self) -> Owns: ...
+    def owns(self) -> Owns:
+        """What it stores."""
+        ...
 
     def capture(self, rollout_id: str) -> Captured | None:
         """Return the state of one rollout as it is now, or None if there is none; changes nothing, does not wait.

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The participant kit: what any Gym can embed to become a participant of the Gym Checkpoint Protocol.
+
+Knows no environment and, but for ``serve_aiohttp``, no web framework. An author reads ``state`` (what to implement) and
+``rollout`` (what the agent loop holds), builds a ``Participant``, adds ``Sessions`` or parts of its own, and serves it.
+"""
+
+from __future__ import annotations
+
+from reference_gym.participant.config import (
+    AgentInfo,
+    EnvironmentInfo,
+    Limits,
+    ParticipantConfig,
+    Peer,
+    StateSchema,
+)
+from reference_gym.participant.errors import ProtocolError, SessionLost, StaleAttempt
+from reference_gym.participant.rollout import Rollout, Turn, Verification
+from reference_gym.participant.service import Caller, Participant
+from reference_gym.participant.sessions import Sessions, SessionState
+from reference_gym.participant.state import (
+    Agent,
+    CannotContinue,
+    Captured,
+    EffectCall,
+    Encoded,
+    Part,
+    Policy,
+    Restored,
+    RolloutFailure,
+    SessionUncertain,
+    Start,
+    Success,
+    TaskRefused,
+    Usage,
+)
+
+__all__ = [
+    "Agent",
+    "AgentInfo",
+    "Caller",
+    "CannotContinue",
+    "Captured",
+    "EffectCall",
+    "Encoded",
+    "EnvironmentInfo",
+    "Limits",
+    "Part",
+    "Participant",
+    "ParticipantConfig",
+    "Peer",
+    "Policy",
+    "ProtocolError",
+    "Restored",
+    "Rollout",
+    "RolloutFailure",
+    "SessionLost",
+    "SessionState",
+    "SessionUncertain",
+    "Sessions",
+    "StaleAttempt",
+    "Start",
+    "StateSchema",
+    "Success",
+    "TaskRefused",
+    "Turn",
+    "Usage",
+    "Verification",
+]
