@@ -110,7 +110,7 @@ def _rename_checked(source: Path, destination: Path) -> None:
 
 
 def _renameat2(source: Path, destination: Path) -> int:
-    """Ask the kernel for a rename that never replaces; return 0 or the error number (``ENOSYS``: there is no such call)."""
+    """Ask the kernel for a rename that never replaces; return 0 or the error number (``ENOSYS``: no such call)."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):  # Not Linux, or a C library without it.
