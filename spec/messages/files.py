@@ -208,6 +208,7 @@ class SnapshotManifest(Response):
     gyms: Annotated[Items[SnapshotGym], Field(max_length=1000)]
     restart_count: Count
     files: Annotated[Items[SnapshotFile], Field(max_length=MAX_LIST)]
+    seal: Absent[Digest] = None
 
 
 class RestartRecord(Response):
@@ -241,3 +242,4 @@ class FallbackMarker(Response):
     weights_version: PolicyVersion
     action: Literal["start_at_turn_1"]
     rollouts: Annotated[Items[MarkedRollout], Field(max_length=MAX_LIST)]
+    seal: Absent[Digest] = None
