@@ -16,7 +16,6 @@ from reference_rl.errors import (
     GymError,
     IncarnationChanged,
     InvariantViolated,
-    RlError,
     SnapshotFailed,
     Superseded,
 )
@@ -103,7 +102,6 @@ class Capture:
         self._pauses: dict[str, int] = {}
         self._counts: dict[str, int] = {"turn": 0, "finished": 0, "restart": 0, "bytes": 0}
         self._marks: dict[str, float] = {"begun": time.monotonic()}
-        self._blocked: set[str] = set()
 
     async def capture(self) -> None:
         """Prepare stage by stage, then commit everywhere at once; every gate is closed when this returns.
@@ -215,7 +213,6 @@ class Capture:
                 name, reply = blocked[0]
                 raise SnapshotFailed("prepare", f"{name} is not ready: {_blocked_by(reply)}", name)
             if blocked:
-                self._blocked.add(gym.alias)
                 self.left_out_rollouts = True
 
     async def _prepare_one(self, participant: Participant) -> messages.PrepareResponse:
@@ -251,16 +248,16 @@ class Capture:
             wait=wait,
             timeout_ms=min(budget_ms, participant.capabilities.limits.max_wait_ms),
             budget_s=budget_ms / 1000,
-            leave_out_blocked=member.gym.alias in self._blocked,
+            leave_out_blocked=self.left_out_rollouts,
         )
 
     async def _resume_one(self, participant: Participant) -> None:
         name = participant.client.name
         try:
             reply = await participant.client.resume(self._id, timeout_ms=self._limits.stage_ms)
-        except Superseded:
-            raise
-        except RlError:
+        except GymError as error:
+            if not error.retryable:
+                raise
             # At once and once more; after that its lease opens the gate.
             reply = await participant.client.resume(self._id, timeout_ms=self._limits.stage_ms)
         finally:

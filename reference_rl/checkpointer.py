@@ -27,7 +27,7 @@ from reference_rl.settings import SnapshotSettings
 from reference_rl.snapshots import Draft, Snapshot, SnapshotStore
 from reference_rl.writer import SnapshotWriter
 
-SETTLE_S = 5.0
+SETTLE_S = 1.0
 """How long owed ACKs may delay a snapshot, in seconds."""
 
 

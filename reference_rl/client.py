@@ -261,7 +261,8 @@ class GymClient:
         )
         try:
             # httpx limits each read, not the whole reply: a server that trickles bytes must not hold the caller.
-            reply = await asyncio.wait_for(self._http.send(request), limit_s + self._settings.connect_s)
+            async with asyncio.timeout(limit_s + self._settings.connect_s):
+                reply = await self._http.send(request)
         except _NOT_SENT as error:
             raise Unreachable(self.name, call.operation, str(error) or type(error).__name__) from error
         except (httpx.HTTPError, TimeoutError) as error:

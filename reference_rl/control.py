@@ -144,7 +144,8 @@ async def best_effort(work: Coroutine[Any, Any, object], limit_s: float) -> bool
         Superseded: whatever else may fail, this ends the controller.
     """
     try:
-        await asyncio.wait_for(work, limit_s)
+        async with asyncio.timeout(limit_s):
+            await work
     except (Superseded, InvariantViolated):
         raise
     except (RlError, TimeoutError, OSError):

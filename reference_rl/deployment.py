@@ -126,7 +126,10 @@ class Deployment:
                     ) from None
                 continue  # one of several configured servers owns nothing: a judge, a stateless proxy
             if capabilities.name in found:
-                other = found[capabilities.name].client.url
+                known = found[capabilities.name]
+                if known.capabilities.incarnation == capabilities.incarnation:
+                    continue  # the same participant under a second address
+                other = known.client.url
                 raise Incompatible(self.alias, [f"{url} and {other} both call themselves {capabilities.name!r}."])
             client.name = f"{self.alias}/{capabilities.name}"
             client.expected_incarnation = capabilities.incarnation

@@ -151,6 +151,13 @@ def result_rows(con: sqlite3.Connection) -> list[Mapping[str, Any]]:
     return [dict(row) for row in con.execute("SELECT * FROM results")]
 
 
+def results_newer_than(con: sqlite3.Connection, weights_version: int) -> list[str]:
+    """Return the rollouts whose result was made with weights newer than these."""
+    return [
+        row[0] for row in con.execute("SELECT rollout_id FROM results WHERE weights_version > ?", (weights_version,))
+    ]
+
+
 def replay_index(con: sqlite3.Connection) -> dict[str, Any]:
     """Return which groups are open, ready and consumed."""
     consumed = {row[0] for row in con.execute("SELECT rollout_id FROM consumption")}

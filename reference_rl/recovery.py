@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -24,7 +24,7 @@ from reference_rl.events import Events
 from reference_rl.ledger import Ledger, open_copy
 from reference_rl.records import Reservation, RolloutRow
 from reference_rl.restore_plan import RestorePlan
-from reference_rl.restorer import Fated, GymReport, Restorer
+from reference_rl.restorer import Fated, GymReport, Restorer, RestoreWish
 from reference_rl.rows import rows_of_cut, rows_of_live, rows_of_results
 from reference_rl.settings import RecoverySettings
 from reference_rl.snapshots import LEDGER_FILE, ROWS_FILE, Snapshot, SnapshotStore
@@ -63,6 +63,58 @@ class RestartReport:
     point: RestartPoint
     gyms: list[GymReport] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """How training goes back to a restart point.
+
+    Attributes:
+        consumed: rollout → step, as it will be.
+        dropped: rollouts whose result the salvage rule does not keep; they run again.
+        needed: whether anything changes at all.
+    """
+
+    point: RestartPoint
+    consumed: Mapping[str, int]
+    dropped: frozenset[str]
+    needed: bool
+
+
+class Meeting:
+    """Where several Gyms wait for each other: the work is done once, when all that are still coming have arrived.
+
+    Args:
+        parties: how many are coming.
+        work: what is done when they are there.
+    """
+
+    def __init__(self, parties: int, work: Callable[[], Awaitable[None]]) -> None:
+        self._coming = parties
+        self._work = work
+        self._lock = asyncio.Lock()
+        self._done = asyncio.Event()
+        self._waiting = 0
+
+    async def arrive(self) -> None:
+        """Return when the work is done."""
+        self._waiting += 1
+        try:
+            await self._maybe_work()
+            await self._done.wait()
+        finally:
+            self._waiting -= 1
+
+    async def leave(self) -> None:
+        """Say that one party comes no more."""
+        self._coming -= 1
+        await self._maybe_work()
+
+    async def _maybe_work(self) -> None:
+        async with self._lock:
+            if not self._done.is_set() and self._waiting and self._waiting >= self._coming:
+                await self._work()
+                self._done.set()
 
 
 class Recovery:
@@ -117,20 +169,23 @@ class Recovery:
             RecoveryFailed: a Gym did not come back within its limit.
             Superseded: a higher controller has taken over.
         """
-        self._store.sweep()
         away = await self._discover_all()
         present = [gym for gym in self._gyms if gym.alias not in away]
         fresh = await self._fresh(present)
-        await self.take_office(present)
+        await self._claim(present)
+        # From here on nobody else publishes in this run directory: what is listed now is what there is.
+        self._store.sweep()
         point = await asyncio.to_thread(self.choose_point, trainer_survives=trainer_survives)
+        await self._become_known(present)
         report = RestartReport(point)
         adopted = [gym for gym in present if self._adoptable(gym, point)]
         restored = [gym for gym in present if gym not in adopted]
         for gym in restored:
             if gym.alias not in fresh:
                 await self._restorer.read_feed(gym)
-        report.dropped = await self._go_to(point)
-        await self._restore_all(restored, fresh, point, report)
+        rollback = await self._rollback(point)
+        report.dropped = sorted(rollback.dropped)
+        await self._restore_all(restored, fresh, rollback, report)
         for gym in adopted:
             report.gyms.append(await self._restorer.adopt(gym))
             await self._ledger.do(transitions.record_incarnations, gym.alias, gym.incarnations())
@@ -151,7 +206,7 @@ class Recovery:
             return await self._restorer.adopt(gym)
         await self._restorer.read_feed(gym)
         if self._switches.captures_gyms:
-            return await self._restorer.restore(gym)
+            return await self._restorer.restore(gym, RestoreWish())
         return await self._start_over(gym)
 
     # --- steps ---------------------------------------------------------------------------------------------------------
@@ -199,26 +254,28 @@ class Recovery:
                 found.add(gym.alias)
         return found
 
-    async def take_office(self, gyms: Sequence[Deployment]) -> None:
-        """Claim an epoch above every known one and abort ``<epoch>-0`` everywhere.
+    async def _claim(self, gyms: Sequence[Deployment]) -> None:
+        """Claim an epoch above every known one, durably, before anything is sent under it."""
+        seen = max(self._ledger.read(queries.highest_epoch), await self._highest_epoch(gyms))
+        directory, name = self._store.root.parent, self._tenure.controller.id
+        self._tenure.take_office(await asyncio.to_thread(epochs.claim, directory, name, seen))
+
+    async def _become_known(self, gyms: Sequence[Deployment]) -> None:
+        """Abort ``<epoch>-0`` everywhere; pick another epoch when a higher controller refuses it, at most 3 times.
 
         Raises:
-            Superseded: refused after three more picks, or by a controller that came after the first call had succeeded.
+            Superseded: refused after the last pick.
         """
-        seen = self._ledger.read(queries.highest_epoch)
-        refusal: Superseded | None = None
-        for _ in range(1 + CLAIMS):
-            seen = max(seen, await self._highest_epoch(gyms))
-            claim = await asyncio.to_thread(epochs.claim, self._store.root.parent, self._tenure.controller.id, seen)
-            self._tenure.take_office(claim)
+        for picks_left in range(CLAIMS, -1, -1):
             try:
                 await self._adopt_controller(gyms)
-            except Superseded as error:
-                refusal = error
+            except Superseded:
+                if not picks_left:
+                    raise
+                await self._claim(gyms)
                 continue
-            self._events.emit("in_office", epoch=claim.epoch, controller=self._tenure.controller.id)
+            self._events.emit("in_office", epoch=self._tenure.epoch, controller=self._tenure.controller.id)
             return
-        raise Superseded(f"refused {1 + CLAIMS} times, the last time: {refusal}")
 
     async def _highest_epoch(self, gyms: Sequence[Deployment]) -> int:
         highest = 0
@@ -276,53 +333,60 @@ class Recovery:
         open_restore = self._ledger.read(queries.restore_is_open, gym.alias)
         return bool(known) and known == gym.incarnations() and step == point.step and not open_restore
 
-    async def _go_to(self, point: RestartPoint) -> list[str]:
-        """Roll training back to the restart point; results are facts and stay where the salvage rule allows it."""
+    async def _rollback(self, point: RestartPoint) -> Rollback:
+        """Choose what RL goes back to, and what is salvaged: before the lists of any restore are made."""
         step, _ = self._ledger.read(queries.trainer)
+        consumed = self._ledger.read(queries.consumption)
         if point.how == "ledger":
-            return []
-        consumed: dict[str, int] = {}
+            return Rollback(point, consumed, frozenset(), needed=False)
         facts: set[str] = set()
+        wanted: dict[str, int] = {}
         if point.snapshot is not None:
             con = open_copy(point.snapshot.path / LEDGER_FILE)
             try:
-                consumed = queries.consumption(con)
+                wanted = queries.consumption(con)
                 saved_results = queries.result_rows(con)
                 saved_attempts = {row.rollout_id: row.attempt for row in queries.rollouts(con)}
             finally:
                 con.close()
-            facts = {row["rollout_id"] for row in saved_results}
+            facts = {str(row["rollout_id"]) for row in saved_results}
             await self._ledger.do(transitions.merge_results, saved_results, saved_attempts)
         elif point.how == "marker":
-            consumed = {r: s for r, s in self._ledger.read(queries.consumption).items() if s <= point.step}
-        if step == point.step and consumed == self._ledger.read(queries.consumption):
-            return []
-        dropped = await self._ledger.do(
-            transitions.roll_back_training,
-            point.step,
-            point.weights_version,
-            consumed,
-            newest_weights=point.weights_version if self._settings.salvage == "weights" else None,
-            facts=facts,
+            wanted = {rollout_id: at for rollout_id, at in consumed.items() if at <= point.step}
+        if step == point.step and wanted == consumed:
+            return Rollback(point, wanted, frozenset(), needed=False)
+        dropped: frozenset[str] = frozenset()
+        if self._settings.salvage == "weights":
+            newer = self._ledger.read(queries.results_newer_than, point.weights_version)
+            dropped = frozenset(newer) - facts - wanted.keys()
+        return Rollback(point, wanted, dropped, needed=True)
+
+    async def _carry_out(self, rollback: Rollback) -> None:
+        if not rollback.needed:
+            return
+        point = rollback.point
+        await self._ledger.do(
+            transitions.roll_back_training, point.step, point.weights_version, rollback.consumed, rollback.dropped
         )
+        dropped = sorted(rollback.dropped)
         self._events.emit("rolled_back", step=point.step, weights_version=point.weights_version, dropped=dropped)
-        return dropped
 
     async def _restore_all(
-        self, gyms: Sequence[Deployment], fresh: set[str], point: RestartPoint, report: RestartReport
+        self, gyms: Sequence[Deployment], fresh: set[str], rollback: Rollback, report: RestartReport
     ) -> None:
+        point = rollback.point
         plans: dict[str, tuple[RestorePlan, Snapshot | None, GymReport]] = {}
         extra = _left_out(point.snapshot)
         restored = [gym for gym in gyms if self._switches.captures_gyms and gym.alias not in fresh]
         not_newer = point.snapshot.checkpoint_id if point.snapshot is not None else None
+        if point.how not in ("snapshot", "ledger"):
+            not_newer = _NOTHING
         for gym in restored:
             gym_report = GymReport(gym.alias, "restored", refused=list(point.refused))
-            snapshot = None
-            if point.how in ("snapshot", "ledger"):
-                snapshot = await asyncio.to_thread(self._restorer.saved_gym, gym, not_newer, gym_report)
-            highest = await self._highest_attempts(gym)
-            plan = await asyncio.to_thread(self._restorer.plan, gym, snapshot, {}, highest, extra.get(gym.alias, {}))
-            plans[gym.alias] = (plan, snapshot, gym_report)
+            snapshot = await asyncio.to_thread(self._restorer.saved_gym, gym, not_newer, gym_report)
+            wish = RestoreWish(not_newer, rollback.dropped, extra.get(gym.alias, {}))
+            wish.highest = await self._restorer.highest_attempts(gym)
+            plans[gym.alias] = (await asyncio.to_thread(self._restorer.plan, gym, snapshot, wish), snapshot, gym_report)
         wishes = {
             alias: (plan.reservations(_origin(snapshot)), plan.awaited())
             for alias, (plan, snapshot, _) in plans.items()
@@ -333,26 +397,39 @@ class Recovery:
         attempts = await self._ledger.do(transitions.open_recovery, claim.epoch, claim.controller_id, wishes)
         if point.snapshot is not None:
             await import_rows(self._plane, point.snapshot.path / ROWS_FILE)
+        ledger_step = Meeting(len(restored), lambda: self._carry_out(rollback))
+        if not restored:
+            await self._carry_out(rollback)
 
         async def one(gym: Deployment) -> GymReport:
-            if gym.alias in plans:
-                plan, snapshot, gym_report = plans[gym.alias]
-                limit = not_newer if point.how in ("snapshot", "ledger") else _NOTHING
+            if gym.alias not in plans:
+                return await self._start_over(gym)
+            plan, snapshot, gym_report = plans[gym.alias]
+            wish = RestoreWish(not_newer, rollback.dropped, extra.get(gym.alias, {}))
+            try:
                 return await self._restorer.restore(
                     gym,
-                    not_newer=limit,
+                    wish,
                     first_plan=(plan, snapshot, attempts[gym.alias]),
                     report=gym_report,
-                    extra_restarts=extra.get(gym.alias, {}),
+                    before_resume=ledger_step.arrive,
                 )
-            return await self._start_over(gym)
+            finally:
+                await ledger_step.leave()
 
-        report.gyms += await asyncio.gather(*(one(gym) for gym in gyms))
+        results = await asyncio.gather(*(one(gym) for gym in gyms), return_exceptions=True)
+        for gym, result in zip(gyms, results, strict=True):
+            if isinstance(result, RecoveryFailed) and gym.optional:
+                self._events.emit("gym_away", gym=gym.alias, reason=str(result))
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                report.gyms.append(result)
 
     async def _start_over(self, gym: Deployment) -> GymReport:
         """Begin at turn 1 with whatever is unfinished and was sent before: columns without the Gym's state, and first starts."""
         report = GymReport(gym.alias, "started over")
-        highest = await self._highest_attempts(gym)
+        highest = await self._restorer.highest_attempts(gym)
         rows = self._ledger.read(queries.unfinished, gym.alias)
         again = [row for row in rows if row.sent or row.rollout_id in highest]
         await self._restorer.retire_everywhere(
@@ -372,15 +449,6 @@ class Recovery:
                 _fated(row, how, attempts.get(row.rollout_id, row.attempt), "its Gym's state was not saved")
             )
         return report
-
-    async def _highest_attempts(self, gym: Deployment) -> dict[str, int]:
-        try:
-            listed = await self._restorer.list_rollouts(gym)
-        except Superseded:
-            raise
-        except RlError:
-            return {}
-        return {rollout_id: rollout.attempt for rollout_id, rollout in listed.items()}
 
     async def delete_unreferenced_rows(self) -> int:
         """Delete the token rows that no saved turn, no result and no live attempt refers to; return how many went."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from reference_rl import queries, transitions
+from reference_rl.batching import batches
 from reference_rl.control import Leases, Tenure, abort_everywhere
 from reference_rl.deployment import Deployment, Outcome, Participant, differences, everywhere, raise_first
 from reference_rl.errors import (
@@ -38,6 +39,25 @@ class RestoreLimits:
     lease_ms: int = 60_000
     tries: int = 5
     pause_s: float = 0.5
+
+
+@dataclass
+class RestoreWish:
+    """What a restore has to respect, and what its failed tries have taught.
+
+    Attributes:
+        not_newer: no snapshot above this one is used.
+        dropped: rollouts whose saved result will not be kept: they count as unfinished.
+        restarts: rollout → why the snapshot chosen for RL says that it starts at turn 1.
+        forced: rollout → why a failed try says so.
+        highest: rollout → the highest attempt that any participant showed.
+    """
+
+    not_newer: wire.CheckpointId | None = None
+    dropped: frozenset[str] = frozenset()
+    restarts: Mapping[str, str] = field(default_factory=dict)
+    forced: dict[str, str] = field(default_factory=dict)
+    highest: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -136,6 +156,14 @@ class Restorer:
             if after is None:
                 return found
 
+    async def highest_attempts(self, gym: Deployment) -> dict[str, int]:
+        """Return the attempt that the owner of rollouts shows for each rollout; nothing when it cannot be asked."""
+        try:
+            listed = await self.list_rollouts(gym)
+        except GymError:
+            return {}
+        return {rollout_id: rollout.attempt for rollout_id, rollout in listed.items()}
+
     # --- adopt ---------------------------------------------------------------------------------------------------------
 
     async def adopt(self, gym: Deployment) -> GymReport:
@@ -188,9 +216,7 @@ class Restorer:
             GymError: a participant could not be told.
         """
         for participant in gym.participants:
-            size = min(participant.capabilities.limits.max_batch, 1000)
-            for begin in range(0, len(rollouts), size):
-                batch = rollouts[begin : begin + size]
+            for batch in batches(rollouts, participant.capabilities.limits, list, most=1000):
                 reply = await participant.client.retire(batch, timeout_ms=self._limits.timeout_ms)
                 for outcome in reply.outcomes:
                     if outcome.outcome == "finished" and outcome.receipt is not None:
@@ -218,70 +244,64 @@ class Restorer:
             return snapshot
         return None
 
-    def plan(
-        self,
-        gym: Deployment,
-        snapshot: Snapshot | None,
-        forced: Mapping[str, str],
-        highest: Mapping[str, int],
-        extra_restarts: Mapping[str, str] | None = None,
-    ) -> RestorePlan:
+    def plan(self, gym: Deployment, snapshot: Snapshot | None, wish: RestoreWish) -> RestorePlan:
         """Return what would happen to each rollout of a Gym; changes nothing."""
         surplus = [
             Receipt(s["rollout_id"], s["attempt"], s["digest"])
             for s in self._ledger.read(queries.surplus)
             if s["gym"] == gym.alias
         ]
+        rows = self._ledger.read(queries.rollouts)
+        wanted = [r for r in rows if r.gym == gym.alias and (r.state == "unfinished" or r.rollout_id in wish.dropped)]
         return plan_restore(
-            self._ledger.read(queries.unfinished, gym.alias),
-            None if snapshot is None else _saved(snapshot, gym, extra_restarts or {}),
+            wanted,
+            None if snapshot is None else _saved(snapshot, gym, wish.restarts),
             owed=self._ledger.read(queries.debts, gym.alias),
             surplus=surplus,
-            highest=highest,
-            forced=forced,
+            highest=wish.highest,
+            forced=wish.forced,
         )
 
     async def restore(
         self,
         gym: Deployment,
+        wish: RestoreWish,
         *,
-        not_newer: wire.CheckpointId | None = None,
         first_plan: tuple[RestorePlan, Snapshot | None, dict[str, int]] | None = None,
         report: GymReport | None = None,
-        extra_restarts: Mapping[str, str] | None = None,
+        before_resume: Callable[[], Awaitable[None]] | None = None,
     ) -> GymReport:
         """Restore a whole Gym for exactly the rollouts that the ledger calls unfinished, and resume it.
 
         Args:
             gym: discovered, and obeying this controller.
-            not_newer: no snapshot above this one is used.
+            wish: what to respect; what failed tries teach is added to it.
             first_plan: a plan whose attempts were reserved already, together with the new epoch.
             report: continued when given.
-            extra_restarts: rollout → why the snapshot chosen for RL says that it starts at turn 1.
+            before_resume: called when every participant is restored and still paused.
 
         Raises:
             RecoveryFailed: no try succeeded; nothing of this Gym may be dispatched or saved.
         """
         report = report or GymReport(gym.alias, "restored")
-        forced: dict[str, str] = {}
-        highest: dict[str, int] = {}
-        limit = not_newer
         last: Exception | None = None
         for number in range(self._limits.tries):
             if first_plan is not None and number == 0:
                 plan, snapshot, attempts = first_plan
             else:
-                snapshot = await asyncio.to_thread(self.saved_gym, gym, limit, report)
-                plan = await asyncio.to_thread(self.plan, gym, snapshot, forced, highest, extra_restarts)
+                for rollout_id, attempt in (await self.highest_attempts(gym)).items():
+                    wish.highest[rollout_id] = max(wish.highest.get(rollout_id, -1), attempt)
+                snapshot = await asyncio.to_thread(self.saved_gym, gym, wish.not_newer, report)
+                plan = await asyncio.to_thread(self.plan, gym, snapshot, wish)
                 attempts = await self.reserve(gym, plan)
             try:
-                failed = await self._install(gym, plan, snapshot, attempts)
+                failed = await self._install(gym, plan, snapshot, attempts, before_resume)
             except (Superseded, InvariantViolated):
                 raise
             except RlError as error:
                 last = error
                 self._events.emit("restore_failed", gym=gym.alias, reason=str(error), attempt=number + 1)
-                limit = self._learn(error, snapshot, forced, highest, limit, report)
+                self._learn(error, snapshot, wish, report)
                 await self._look_again(gym)
                 continue
             await self._redo(gym, failed, attempts)
@@ -300,7 +320,12 @@ class Restorer:
         )
 
     async def _install(
-        self, gym: Deployment, plan: RestorePlan, snapshot: Snapshot | None, attempts: Mapping[str, int]
+        self,
+        gym: Deployment,
+        plan: RestorePlan,
+        snapshot: Snapshot | None,
+        attempts: Mapping[str, int],
+        before_resume: Callable[[], Awaitable[None]] | None,
     ) -> dict[str, str]:
         checkpoint_id = str(self._tenure.next_id())
         failed: dict[str, str] = {}
@@ -321,6 +346,8 @@ class Restorer:
                     raise_first(outcomes)
                     for outcome in outcomes:
                         failed |= _cannot(outcome)
+                if before_resume is not None:
+                    await before_resume()
                 for stage in gym.stages(descending=True):
                     raise_first(await everywhere(stage, self._resumer(checkpoint_id, leases)))
             except BaseException:
@@ -386,31 +413,21 @@ class Restorer:
         wishes = [Reservation(r, f"restart: {why}", attempts[r]) for r, why in failed.items()]
         await self._ledger.do(transitions.reserve, wishes, self._tenure.epoch)
 
-    def _learn(
-        self,
-        error: RlError,
-        snapshot: Snapshot | None,
-        forced: dict[str, str],
-        highest: dict[str, int],
-        limit: wire.CheckpointId | None,
-        report: GymReport,
-    ) -> wire.CheckpointId | None:
-        """Take from a failed try what the next one must do differently; return the new limit on snapshots."""
+    def _learn(self, error: RlError, snapshot: Snapshot | None, wish: RestoreWish, report: GymReport) -> None:
+        """Take from a failed try what the next one must do differently."""
         if not isinstance(error, Refused):
-            return limit
+            return
         named = error.problem.rollouts
         if error.code == "stale_attempt":
             for entry in named:
                 fence = int(entry.get("through_attempt", -1))
-                highest[entry["rollout_id"]] = max(highest.get(entry["rollout_id"], -1), fence)
+                wish.highest[entry["rollout_id"]] = max(wish.highest.get(entry["rollout_id"], -1), fence)
         elif error.code == "state_mismatch" and named:
             for entry in named:
-                forced[entry["rollout_id"]] = f"{error.participant} found lists and files to disagree"
-        elif error.code in ("checkpoint_corrupt", "state_incompatible", "state_mismatch", "forbidden_target"):
-            if snapshot is not None:
-                report.refused.append(f"{snapshot.checkpoint_id}: {error}")
-                return _before(snapshot.checkpoint_id)
-        return limit
+                wish.forced[entry["rollout_id"]] = f"{error.participant} found lists and files to disagree"
+        elif error.code in _UNUSABLE and snapshot is not None:
+            report.refused.append(f"{snapshot.checkpoint_id}: {error}")
+            wish.not_newer = _before(snapshot.checkpoint_id)
 
     async def _look_again(self, gym: Deployment) -> None:
         await asyncio.sleep(self._limits.pause_s)
@@ -421,6 +438,10 @@ class Restorer:
             raise
         except (RlError, OSError, ValueError):
             return  # still away: the next try says so
+
+
+_UNUSABLE = frozenset({"checkpoint_corrupt", "state_incompatible", "state_mismatch", "forbidden_target"})
+"""Refusals that say that this snapshot will not do, whatever the lists are."""
 
 
 def read_result(entry: messages.FeedResult) -> ServedResult:

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from reference_rl import queries, transitions
+from reference_rl.batching import batches
 from reference_rl.control import Tenure
 from reference_rl.deployment import Deployment
-from reference_rl.errors import GymError, InvariantViolated, Superseded, Unreachable
+from reference_rl.errors import GymError, InvariantViolated, Refused, Superseded, Unreachable
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.records import Receipt, Reservation, RolloutRow, ServedResult, Settled
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 FEED_WAIT_MS = 10_000
 """How long one request for results may wait, in milliseconds."""
+
+DEBT_REST_S = 5.0
+"""After so many seconds without a new debt the old ones are tried again."""
 
 IDLE_S = 0.25
 """How long the dispatcher rests when nothing can be started, in seconds; a result wakes it earlier."""
@@ -111,8 +115,7 @@ class RolloutManager:
             self._work.clear()
             progress = await self._guarded(self._dispatch_batch())
             if not progress:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._work.wait(), IDLE_S)
+                await _within(self._work, IDLE_S)
 
     async def _dispatch_batch(self) -> bool:
         limits = self.gym.owner.capabilities.limits
@@ -126,6 +129,7 @@ class RolloutManager:
             rows = again or self._ledger.read(queries.to_repeat, alias, size)
         if not rows:
             return False
+        rows = next(batches(rows, limits, _start, most=size))
         await self._ledger.do(transitions.mark_sent, [row.rollout_id for row in rows])
         reply = await self.gym.owner.client.start([_start(row) for row in rows], self._policy)
         return await self._take_outcomes(rows, reply.outcomes)
@@ -224,10 +228,11 @@ class RolloutManager:
         known = self._ledger.read(queries.incarnations, self.gym.alias)
         try:
             present = await self.gym.read_incarnations()
-        except Superseded:
-            raise
         except GymError:
-            present = {}
+            # Not to be judged now: it is served again, and whoever recovers the Gym reads it.
+            self._rewind = True
+            self.lose()
+            return Settled(served.receipt, "session_lost", "a participant could not be asked for its incarnation")
         fact = present == known and not self._ledger.read(queries.restore_is_open, self.gym.alias)
         outcome = await self._ledger.do(
             transitions.settle_session_lost, self.gym.alias, served, self._max_failures, fact=fact
@@ -259,8 +264,7 @@ class RolloutManager:
         while True:
             self._debts.clear()
             await self._guarded(self.settle_debts())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._debts.wait(), 5.0)
+            await _within(self._debts, DEBT_REST_S)
 
     async def settle_debts(self) -> int:
         """Send owed ACKs until none is left; return how many were settled.
@@ -272,10 +276,10 @@ class RolloutManager:
         settled = 0
         async with self._settling:
             while True:
-                limit = self.gym.owner.capabilities.limits.max_batch
-                receipts = self._ledger.read(queries.debts, self.gym.alias, min(limit, 1000))
-                if not receipts:
+                owed = self._ledger.read(queries.debts, self.gym.alias, 1000)
+                if not owed:
                     return settled
+                receipts = next(batches(owed, self.gym.owner.capabilities.limits, Receipt._asdict))
                 reply = await self.gym.owner.client.acks(receipts)
                 pairs = [(receipt, o.outcome) for receipt, o in zip(receipts, reply.outcomes, strict=True)]
                 counts = await self._ledger.do(transitions.clear_debts, self.gym.alias, pairs)
@@ -303,6 +307,9 @@ class RolloutManager:
         except GymError as error:
             if error.code == "stale_incarnation":
                 self.lose()
+            elif isinstance(error, Refused) and not error.retryable:
+                # The same call again cannot help (a token, a limit, a path): the run ends with this reason.
+                raise
             now = time.monotonic()
             if self._unreachable_since is None:
                 self._unreachable_since = now
@@ -314,6 +321,13 @@ class RolloutManager:
             return None
         self._unreachable_since = None
         return value
+
+
+async def _within(event: asyncio.Event, limit_s: float) -> None:
+    # Not wait_for(): before Python 3.12 it can swallow a cancellation that comes together with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
 
 
 def _start(row: RolloutRow) -> dict[str, Any]:

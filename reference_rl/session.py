@@ -146,7 +146,8 @@ class Session:
         interval = self.settings.snapshot.interval_s
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.snapshot_wanted.wait(), interval)
+                async with asyncio.timeout(interval):
+                    await self.snapshot_wanted.wait()
             asked = self.snapshot_wanted.is_set()
             self.snapshot_wanted.clear()
             if not asked and time.monotonic() < self.checkpointer.health.not_before:

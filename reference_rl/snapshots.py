@@ -9,15 +9,17 @@ snapshots/.trash/                      what retention and foreign drafts leave; 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from pydantic import ValidationError
 
@@ -73,7 +75,7 @@ class Snapshot:
 
     def restarts(self) -> dict[tuple[str, str], RestartRecord]:
         """Return what a restart from this snapshot begins at turn 1, by (gym, rollout)."""
-        lines = (self.path / RESTARTS_FILE).read_bytes().split(b"\n")[:-1]
+        lines = read_plain(self.path / RESTARTS_FILE).split(b"\n")[:-1]
         records = (RestartRecord.read(line) for line in lines)
         return {(record.gym, record.rollout_id): record for record in records}
 
@@ -343,11 +345,24 @@ def read_index(path: Path) -> dict[str, IndexRecord]:
     return found
 
 
+def read_plain(path: Path) -> bytes:
+    """Return the content of a plain file; anything else at that name is an ``OSError``."""
+    with _open_plain(path) as file:
+        return file.read()
+
+
+def _open_plain(path: Path) -> BinaryIO:
+    # O_NONBLOCK: opening a pipe that somebody put there must not hang.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def _digest_and_size(path: Path) -> tuple[str, int]:
     hasher, size = hashlib.sha256(), 0
-    # O_NOFOLLOW: only plain files that the manifest names are opened.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
+    with _open_plain(path) as file:
         while chunk := file.read(_CHUNK):
             hasher.update(chunk)
             size += len(chunk)
@@ -394,7 +409,7 @@ def read_participant_manifest(path: Path, name: str) -> ParticipantManifest:
         SnapshotDamaged: it cannot be read or does not fit its schema.
     """
     try:
-        return ParticipantManifest.read(path.read_bytes())
+        return ParticipantManifest.read(read_plain(path))
     except OSError as error:
         raise SnapshotDamaged(name, f"it cannot be read: {error.strerror}") from error
     except ValidationError as error:
@@ -404,7 +419,7 @@ def read_participant_manifest(path: Path, name: str) -> ParticipantManifest:
 def _check_records(path: Path, name: str, kind: Any) -> list[Any]:
     records = []
     try:
-        data = path.read_bytes()
+        data = read_plain(path)
     except OSError as error:
         raise SnapshotDamaged(name, f"it cannot be read: {error.strerror}") from error
     if data and not data.endswith(b"\n"):
@@ -419,7 +434,7 @@ def _check_records(path: Path, name: str, kind: Any) -> list[Any]:
 
 def _unsealed(path: Path, name: str) -> dict[str, Any]:
     try:
-        return unseal(path.read_bytes())
+        return unseal(read_plain(path))
     except OSError as error:
         raise SnapshotDamaged(name, f"it cannot be read: {error.strerror}") from error
     except SealBroken as error:

@@ -245,42 +245,27 @@ def record_step(con: sqlite3.Connection, step: int, weights_version: int, rollou
 
 
 def roll_back_training(
-    con: sqlite3.Connection,
-    step: int,
-    weights_version: int,
-    consumed: Mapping[str, int],
-    *,
-    newest_weights: int | None,
-    facts: Iterable[str],
-) -> list[str]:
-    """Return training to the state of a snapshot; results are facts and stay, unless newer weights made them.
+    con: sqlite3.Connection, step: int, weights_version: int, consumed: Mapping[str, int], dropped: Iterable[str]
+) -> None:
+    """Return training to the state of a snapshot; results are facts and stay, but for those that are not salvaged.
 
     Args:
         con: the writer's connection.
         step: the trainer's step in the snapshot.
         weights_version: its weights version there.
         consumed: rollout_id → step, the consumption of the snapshot.
-        newest_weights: results made with newer weights are dropped (``None``: salvage all).
-        facts: rollouts whose result the snapshot's own ledger holds; these stay in any case.
-
-    Returns:
-        The rollouts whose result was dropped; each is unfinished again and needs a next attempt.
+        dropped: rollouts whose result is not kept; each is unfinished again.
     """
     con.execute("DELETE FROM consumption")
     con.executemany("INSERT INTO consumption VALUES (?, ?)", list(consumed.items()))
     con.execute("UPDATE trainer SET step = ?, weights_version = ?", (step, weights_version))
-    if newest_weights is None:
-        return []
-    kept = set(facts) | set(consumed)
-    newer = con.execute(
-        "SELECT r.rollout_id, r.attempt, r.digest, o.gym FROM results r JOIN rollouts o USING (rollout_id)"
-        " WHERE r.weights_version > ?",
-        (newest_weights,),
-    ).fetchall()
-    dropped = [row for row in newer if row["rollout_id"] not in kept]
-    for row in dropped:
-        _drop_result(con, row["gym"], Receipt(row["rollout_id"], row["attempt"], row["digest"]))
-    return [row["rollout_id"] for row in dropped]
+    for rollout_id in dropped:
+        query = (
+            "SELECT r.attempt, r.digest, o.gym FROM results r JOIN rollouts o USING (rollout_id) WHERE r.rollout_id = ?"
+        )
+        row = con.execute(query, (rollout_id,)).fetchone()
+        if row is not None:
+            _drop_result(con, row["gym"], Receipt(rollout_id, row["attempt"], row["digest"]))
 
 
 def merge_results(con: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], attempts: Mapping[str, int]) -> None:
@@ -289,6 +274,8 @@ def merge_results(con: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], at
         "UPDATE rollouts SET attempt = max(attempt, ?) WHERE rollout_id = ?", [(a, r) for r, a in attempts.items()]
     )
     for row in rows:
+        # Of several results of one rollout the one of the lowest attempt counts.
+        con.execute("DELETE FROM results WHERE rollout_id = ? AND attempt > ?", (row["rollout_id"], row["attempt"]))
         cursor = con.execute(
             "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             tuple(

@@ -29,6 +29,7 @@ from reference_rl.snapshots import (
     SnapshotStore,
     read_index,
     read_participant_manifest,
+    read_plain,
 )
 from spec import wire
 from spec.messages import IndexRecord
@@ -143,7 +144,7 @@ class SnapshotWriter:
         path = self._draft.path / prefix / reply.manifest.name
         try:
             manifest = read_participant_manifest(path, f"{prefix}/{reply.manifest.name}")
-            data = path.read_bytes()
+            data = read_plain(path)
             if (len(data), wire.bytes_digest(data)) != (reply.manifest.bytes, reply.manifest.digest):
                 raise SnapshotDamaged(str(path.name), "it is not the manifest that the participant reported")
             self._draft.name_file(FileEntry(f"{prefix}/{reply.manifest.name}", len(data), reply.manifest.digest))

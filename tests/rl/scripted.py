@@ -235,17 +235,13 @@ class ScriptedParticipant:
             **{k: v for k, v in problem.fields.items() if v is not None},
         }
         headers = {wire.HEADER_INCARNATION: self.incarnation}
-        return web.json_response(
-            body, status=error.status, headers=headers, content_type="application/problem+json"
-        )
+        return web.json_response(body, status=error.status, headers=headers, content_type="application/problem+json")
 
     def _check_controller(self, request: web.Request, body: dict[str, Any]) -> None:
         headers = request.headers
         if headers[wire.HEADER_EXPECT_INCARNATION] != self.incarnation:
             raise ProblemError("stale_incarnation")
-        pair = wire.ControllerPair.of(
-            int(headers[wire.HEADER_CONTROLLER_EPOCH]), headers[wire.HEADER_CONTROLLER_ID]
-        )
+        pair = wire.ControllerPair.of(int(headers[wire.HEADER_CONTROLLER_EPOCH]), headers[wire.HEADER_CONTROLLER_ID])
         if self.controller is not None and pair < self.controller:
             current = {"id": self.controller.name, "epoch": self.controller.epoch}
             raise ProblemError("stale_controller", controller=current)
