@@ -131,7 +131,6 @@ EVENTS = [
     pytest.param(event, facts, id=f"{event.event}-{event.phase}-{facts}")
     for event in TABLE.events
     for facts in situations(event)
-    if facts.get("manifest") != "complete" or facts.get("gate") != "open"
 ]
 
 
