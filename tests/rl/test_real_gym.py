@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both commands as processes over loopback: the worked example in every column."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rl.harness import events_of, results_of, until
+from tests.rl.policy import Policy, policy_server
+from tests.rl.processes import Process, event, gym_process, rl_process
+
+TURNS = 5
+REDONE = {0: 6, 1: 6, 2: 6, 3: 0}
+
+
+def settings(column: int, policy: Policy) -> dict[str, Any]:
+    """Return run.yaml for one group of three on Taxi."""
+    return {
+        "run_id": "worked",
+        "run_dir": "run",
+        "column": column,
+        "gyms": [{"alias": "gym", "announce": "announce.json"}],
+        "policy": {"base_url": policy.url, "model": "m", "api": "chat_completions"},
+        "tasks": {"environment": "taxi", "groups": 1, "siblings": 3, "max_turns": TURNS, "task": {"seed": 7}},
+    }
+
+
+async def crash(directory: Path, client: Process, policy: Policy, gym: Process) -> None:
+    """Wait for A finished, B 2 turns, C 4 turns; snapshot; kill everything."""
+    await event(directory, "trained", client)
+    await until(lambda: policy.asked[1, 3] and policy.asked[2, 5], "B's third and C's fifth turn are asked for")
+    client.send(signal.SIGUSR1)
+    await event(directory, "snapshot_published", client)
+    await client.kill()
+    await gym.kill()
+
+
+@pytest.mark.parametrize(
+    ("column", "processes"), [(0, "one"), (1, "one"), (2, "one"), (3, "one"), (3, "three")]
+)
+async def test_the_worked_example(tmp_path: Path, column: int, processes: str) -> None:
+    """A has finished, B has 2 turns and C has 4 at the crash: 6 turns are redone in columns 0 to 2, none in column 3."""
+    (tmp_path / "run" / "snapshots").mkdir(parents=True)
+    async with policy_server() as policy:
+        policy.hold_from = {1: 3, 2: 5}
+        async with (
+            gym_process(tmp_path, processes) as gym,
+            rl_process(tmp_path, **settings(column, policy)) as client,
+        ):
+            await crash(tmp_path, client, policy, gym)
+        before = policy.completed.copy()
+        policy.release()
+        lines = len(events_of(tmp_path / "run"))
+        async with (
+            gym_process(tmp_path, processes),
+            rl_process(tmp_path, **settings(column, policy)) as client,
+        ):
+            assert await client.wait() == 0, client.output.read_text()
+        redone = sum(policy.completed[key] - 1 for key in before if policy.completed[key] > 1)
+        assert REDONE[column] == redone, events_of(tmp_path / "run")[lines:]
+        assert [(s, TURNS) for s in range(3)] == [
+            (r["sibling"], r["body"]["turns"]) for r in results_of(tmp_path / "run")
+        ]
+        protocol = [h for h in policy.headers if any(name.lower().startswith("gym-") for name in h)]
+        assert (column >= 2) == bool(protocol)
