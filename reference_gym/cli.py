@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from reference_gym import lifeline, logs, server, settings, supervisor
+from reference_gym import lifeline, logs, settings, supervisor
 from reference_gym.errors import SettingsError
 
 USAGE = 2
@@ -73,6 +72,10 @@ def _serve(
     descriptor = os.environ.pop(supervisor.LIFELINE_VARIABLE, None)
     if descriptor is not None:
         lifeline.hold(int(descriptor))
+    # A supervisor needs none of what a server needs, and is up so much earlier.
+    from reference_gym import server
+
+    if descriptor is not None:
         loaded = _supervised(loaded, role)
     return asyncio.run(server.serve(loaded, role, announce))
 
@@ -81,11 +84,11 @@ def _supervised(loaded: settings.LoadedSettings, role: str) -> settings.LoadedSe
     """The settings with what only the supervisor knows: the port to keep, and where the peers are."""
     sections = loaded.settings
     port = os.environ.pop(supervisor.PORT_VARIABLE, None)
-    peers = json.loads(os.environ.pop(supervisor.PEERS_VARIABLE, "{}"))
     try:
+        peers = json.loads(sys.stdin.readline())
         ports = sections.ports if port is None else sections.ports.model_copy(update={role: int(port)})
         changed = sections.model_copy(update={"ports": ports, "peers": settings.Peers.model_validate(peers)})
-    except ValidationError as error:
+    except ValueError as error:
         raise SettingsError("the supervisor handed on something that cannot be used") from error
     return loaded.model_copy(update={"settings": changed})
 

@@ -74,8 +74,10 @@ class Assembly:
         settings = loaded.settings
         self._loaded = loaded
         self._role = role
-        self._environments = build(
-            settings.environments, conformance=settings.conformance is not None, world_url=loaded.world_url
+        self._environments: Mapping[str, Environment] = (
+            {}
+            if role == "model"
+            else build(settings.environments, conformance=settings.conformance is not None, world_url=loaded.world_url)
         )
         self._closers: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self._environments.values()]
         self._followers: list[Callable[[], Awaitable[None]]] = []
@@ -166,13 +168,13 @@ def participant_config(
     peers = []
     if role == "agent" and settings.peers.model is not None and settings.peers.resources is not None:
         peers = [kit.Peer("model", settings.peers.model), kit.Peer("resources", settings.peers.resources)]
-    shown = [] if role == "model" else list(environments.values())
     return kit.ParticipantConfig(
         name=name,
         role="agent" if role == "all" else role,
         stage=STAGES[role],
         environments=[
-            kit.EnvironmentInfo(each.name, each.continuation, each.verify_mode, each.state_version) for each in shown
+            kit.EnvironmentInfo(each.name, each.continuation, each.verify_mode, each.state_version)
+            for each in environments.values()
         ],
         agents=[kit.AgentInfo("tools", "export_restore")] if role in ("all", "agent") else [],
         storage_roots=roots,

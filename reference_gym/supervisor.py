@@ -21,7 +21,6 @@ from reference_gym.errors import SettingsError
 from reference_gym.settings import LoadedSettings
 
 LIFELINE_VARIABLE = "REFERENCE_GYM_LIFELINE"
-PEERS_VARIABLE = "REFERENCE_GYM_PEERS"
 PORT_VARIABLE = "REFERENCE_GYM_PORT"
 START_TIMEOUT_S = 60.0
 FIRST_DELAY_S = 0.05
@@ -95,19 +94,20 @@ class Supervisor:
         resources = _Child("resources", {}, ports.resources or None)
         agent = _Child("agent", {}, ports.agent or None)
         self._children = [agent, model, resources]
-        await asyncio.gather(self._start(model), self._start(resources))
+        # All three start together; only then is the agent told where the two others are.
+        await asyncio.gather(*(self._launch(child) for child in self._children))
+        await asyncio.gather(self._welcome(model), self._welcome(resources))
         assert model.listening is not None
         assert resources.listening is not None
         agent.peers = {"model": model.listening.url, "resources": resources.listening.url}
-        await self._start(agent)
+        await self._welcome(agent)
 
-    async def _start(self, child: _Child) -> None:
+    async def _launch(self, child: _Child) -> None:
         arguments = ["serve", "--config", str(self._config), "--role", child.role]
         if self._insecure:
             arguments.append("--insecure-no-auth")
         environment = dict(os.environ)
         environment[LIFELINE_VARIABLE] = str(self._death)
-        environment[PEERS_VARIABLE] = json.dumps(child.peers)
         if child.port is not None:
             environment[PORT_VARIABLE] = str(child.port)
         child.started = asyncio.get_running_loop().time()
@@ -116,13 +116,20 @@ class Supervisor:
             "-m",
             "reference_gym.cli",
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,
             pass_fds=(self._death,),
             limit=MAX_LINE,
         )
+
+    async def _welcome(self, child: _Child) -> None:
+        """Tell a child where its peers are, and learn where it listens; raises `SettingsError`."""
+        assert child.process is not None
+        assert child.process.stdin is not None
         assert child.process.stdout is not None
+        child.process.stdin.write(json.dumps(child.peers).encode() + b"\n")
+        child.process.stdin.close()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await child.process.stdout.readline()
@@ -146,7 +153,8 @@ class Supervisor:
                 return
             child.delay = min(child.delay * 2, LONGEST_DELAY_S)
             try:
-                await self._start(child)
+                await self._launch(child)
+                await self._welcome(child)
             except SettingsError:
                 log.exception("restart failed", extra={"role": child.role})
                 if child.process.returncode is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from reference_gym.environments.base import (
     EffectContext,
@@ -17,7 +18,6 @@ from reference_gym.environments.base import (
     VerificationFailed,
 )
 from reference_gym.environments.conformance import ConformanceEnvironment
-from reference_gym.environments.toy_text import frozen_lake, taxi
 
 __all__ = [
     "FACTORIES",
@@ -33,9 +33,18 @@ __all__ = [
     "build",
 ]
 
+
+def _toy_text(name: str) -> Environment:
+    # gymnasium takes long to import, and only who steps through its environments needs it.
+    from reference_gym.environments import toy_text
+
+    factory: Callable[[], Environment] = getattr(toy_text, name)
+    return factory()
+
+
 FACTORIES: Mapping[str, Callable[[], Environment]] = {
-    "taxi": taxi,
-    "frozen_lake": frozen_lake,
+    "taxi": partial(_toy_text, "taxi"),
+    "frozen_lake": partial(_toy_text, "frozen_lake"),
 }
 
 
