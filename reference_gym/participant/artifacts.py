@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reference_gym.participant.config import ParticipantConfig
-from reference_gym.participant.errors import ForbiddenTarget, TargetExists
+from reference_gym.participant.errors import ForbiddenTarget
 from reference_gym.participant.jsontext import encode
 from reference_gym.participant.records import Cut, Record
 from reference_gym.participant.result import Finished
@@ -97,16 +97,13 @@ def confine(path: str, roots: Iterable[Path]) -> Path:
     return resolved
 
 
-def require_own(target: Target) -> None:
-    """Refuse a target that holds what this commit did not write (CKPT-COMMIT-042).
+def find_foreign(target: Target) -> str | None:
+    """Return the name of an entry in the target that this commit did not write, or None (CKPT-ERR-030).
 
     Raises:
-        TargetExists: naming one such entry.
         OSError: the directory cannot be read.
     """
-    foreign = sorted(entry.name for entry in target.directory.iterdir() if entry.name not in target.own)
-    if foreign:
-        raise TargetExists(f"the target directory is not empty: it holds {foreign[0]!r}")
+    return min((entry.name for entry in target.directory.iterdir() if entry.name not in target.own), default=None)
 
 
 def write_cut(

@@ -44,7 +44,8 @@ class Restorer:
         self._core = core
         self._request = request
         self._directory = directory
-        self._deadline = deadline
+        # A moment before the call itself would time out, so that it is answered with the failure (CKPT-RESTORE-013).
+        self._deadline = deadline - 0.001
         self._stop = threading.Event()
         self._built: list[tuple[Part, Any]] = []
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"restore {request.checkpoint_id}")

@@ -12,7 +12,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from reference_gym.participant.artifacts import Target, WriteStopped, confine, require_own
+from reference_gym.participant.artifacts import Target, WriteStopped, confine, find_foreign
 from reference_gym.participant.clock import within
 from reference_gym.participant.committing import Commit, write_error
 from reference_gym.participant.core import Caller, Core
@@ -24,6 +24,7 @@ from reference_gym.participant.errors import (
     PayloadTooLarge,
     ProtocolError,
     StaleCheckpoint,
+    TargetExists,
     Unavailable,
     Unsupported,
 )
@@ -348,8 +349,10 @@ class Participant(Core):
             if step.answer is Answer.ACCEPTED:
                 directory = await self._directory(request)
                 target = self._commit.target if self._commit is not None else Target(directory)
-                await asyncio.to_thread(require_own, target)
+                foreign = await asyncio.to_thread(find_foreign, target)
                 step = judge()  # Again: while the directory was looked at, another call may have come first.
+                if foreign is not None and step.answer is Answer.ACCEPTED:
+                    raise TargetExists(f"the target directory is not empty: it holds {foreign!r}")
         except (InvalidPhase, NotReady) as refusal:
             await self._directory(request)  # Arguments are judged before the phase (CKPT-ORDER-001).
             if isinstance(refusal, NotReady):

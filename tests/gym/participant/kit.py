@@ -234,9 +234,7 @@ class Gym:
             limits=limits or Limits(min_lease_ms=100),
             **more,
         )
-        self.participant = Participant(
-            self.config, agent=self.loop if rollouts else None, clock=clock, durable=durable
-        )
+        self.participant = Participant(self.config, agent=self.loop if rollouts else None, clock=clock, durable=durable)
         self.sessions = Sessions(self.participant, self._load)
         self.loop.sessions = self.sessions
         self.counters: list[Counter] = []
@@ -325,7 +323,7 @@ class Gym:
     async def restore(
         self,
         checkpoint_id: str,
-        source: str | None,
+        from_id: str | None,
         digest: str | None = None,
         rollouts: Sequence[tuple[str, int, int, int]] = (),
         results: Sequence[Any] = (),
@@ -337,7 +335,7 @@ class Gym:
 
         Args:
             checkpoint_id: the fresh id.
-            source: the id of the cut, in the directory of that name; None resets.
+            from_id: the id of the cut, in the directory of that name; None resets.
             digest: the manifest's.
             rollouts: (rollout id, attempt, next attempt, turns done).
             results: receipts.
@@ -345,13 +343,13 @@ class Gym:
             timeout_ms: the time limit.
             more: fields of the request, and who calls.
         """
-        path = more.pop("path", None) or self.root / (source or "")
+        path = more.pop("path", None) or self.root / (from_id or "")
         body: dict[str, Any] = {
             "checkpoint_id": checkpoint_id,
             "run_id": more.pop("run_id", RUN),
             "source": None
-            if source is None
-            else {"scheme": "file", "path": str(path), "checkpoint_id": source, "manifest_digest": digest},
+            if from_id is None
+            else {"scheme": "file", "path": str(path), "checkpoint_id": from_id, "manifest_digest": digest},
             "rollouts": [
                 {"rollout_id": r, "attempt": a, "next_attempt": n, "turns_done": t, "task_digest": "task"}
                 for r, a, n, t in rollouts

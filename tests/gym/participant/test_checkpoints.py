@@ -406,7 +406,13 @@ async def test_the_target_must_be_an_own_empty_directory_inside_the_roots(gym: G
     full.mkdir()
     (full / "other").write_text("kept")
     await gym.prepare("1-1")
-    for path in (outside, tmp_path / "link", tmp_path / "inside" / ".." / ".." / outside.name, "/", tmp_path / "missing"):
+    for path in (
+        outside,
+        tmp_path / "link",
+        tmp_path / "inside" / ".." / ".." / outside.name,
+        "/",
+        tmp_path / "missing",
+    ):
         assert "forbidden_target" == (await refused(gym.commit("1-1", str(path)))).code, path
     assert "forbidden_target" == (await refused(gym.commit("1-1", tmp_path / "file"))).code
     assert "target_exists" == (await refused(gym.commit("1-1", full))).code

@@ -336,7 +336,9 @@ def test_rollout_ids_and_attempts() -> None:
             messages.StartRequest.of({"rollouts": [start_item("a") | {"attempt": attempt}]})
     with pytest.raises(ValueError, match="attempt"):
         messages.StartRequest.of({"rollouts": [start_item("a") | {"attempt": None}]})
-    accepted = [(rollout_id, attempt) for rollout_id in ("a", "a-a", "a-b1", 128 * "x") for attempt in (0, 1, 2**31 - 1)]
+    accepted = [
+        (rollout_id, attempt) for rollout_id in ("a", "a-a", "a-b1", 128 * "x") for attempt in (0, 1, 2**31 - 1)
+    ]
     for rollout_id, attempt in accepted:
         messages.StartRequest.of({"rollouts": [start_item(rollout_id, attempt)]})
     assert len(accepted) == len({wire.rollout_key(rollout_id, attempt) for rollout_id, attempt in accepted})
