@@ -2,8 +2,8 @@
 """SIGKILL to everything at seeded random moments, with a snapshot every fraction of a second.
 
 After each restart: the snapshot in use is the newest one that was published before the kill, every file that its
-manifest names is whole, and no turn that its index lists is generated again. Every third kill comes right after the
-restart before it, so that the same snapshot is restored twice.
+manifest names is whole, and no turn that its index lists is generated again. The kills come in turn in the
+middle of the work, at a random moment of a restart, and right after one, so that the same snapshot is restored twice.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from spec.wire import bytes_digest, parse_checkpoint_id
 
 INTERVAL_S = 0.3
 LONGEST_S = 4.0
+RESTARTING_S = 1.5
 RESTART_S = 60.0
 
 
@@ -45,13 +46,20 @@ def published(snapshots: Path) -> list[str]:
 
 
 def listed_turns(snapshot: Path) -> dict[str, int]:
-    """Turns that the index of a snapshot lists as done: rollout id → turns (`turn` and `finished` rows)."""
-    turns: dict[str, int] = {}
-    for index in sorted(snapshot.glob("gym/*/*/rollouts.jsonl")):
-        for row in read_lines(index):
-            if row["state"] in ("turn", "finished"):
-                turns[row["rollout_id"]] = max(turns.get(row["rollout_id"], 0), row["turns_done"])
-    return turns
+    """Turns that a snapshot lists as done: rollout id → turns (`turn` and `finished` rows).
+
+    Boundaries are the agent's: the index of the participant that owns rollouts counts. A ledger may already hold the
+    row of a policy call whose turn was not closed in the cut; that turn is not a finished one.
+    """
+    manifest = unseal((snapshot / "manifest.json").read_bytes())
+    indexes = [
+        snapshot / "gym" / gym["alias"] / participant["name"] / participant["index"]["name"]
+        for gym in manifest["gyms"]
+        for participant in gym["participants"]
+        if "rollouts" in participant["owns"]
+    ]
+    rows = [row for index in indexes for row in read_lines(index)]
+    return {row["rollout_id"]: row["turns_done"] for row in rows if row["state"] in ("turn", "finished")}
 
 
 def generated_again(calls: Iterable[Call], kept: Mapping[str, int]) -> list[Call]:
@@ -111,10 +119,12 @@ class Chaos:
             restarts = len(stage.events("restarted"))
             stage.start_gym()
             stage.start_rl()
-            if last is not None:
-                self._wait_for_restart(stage, restarts)
+            during_restart = last is not None and self._done % 3 == 1 and self._done < self._kills
+            if last is not None and not during_restart and not self._wait_for_restart(stage, restarts):
+                break
+            if last is not None and len(stage.events("restarted")) > restarts:
                 self._judge_restart(stage, last)
-            if self._done >= self._kills or not self._wait_for_moment(stage, last):
+            if self._done >= self._kills or not self._wait_for_moment(stage, self._moment(last)):
                 break
             stage.kill_all()
             if last is not None:
@@ -125,18 +135,30 @@ class Chaos:
         if last is not None:
             self._judge_turns(stage, last)
 
-    def _wait_for_restart(self, stage: Stage, restarts: int) -> None:
-        stage.wait(lambda: len(stage.events("restarted")) > restarts, "the event `restarted`", RESTART_S)
+    def _wait_for_restart(self, stage: Stage, restarts: int) -> bool:
+        """Wait until it is said what was restored; False if the kill had come after the end of the run."""
+        rl = stage.rl
+        assert rl is not None
 
-    def _wait_for_moment(self, stage: Stage, last: Kill | None) -> bool:
-        """Wait for the next random moment; False if the run finished before it."""
-        right_after = last is not None and self._done % 3 == 2
-        moment = 0.0 if right_after else self._random.uniform(0.0, LONGEST_S)
+        def restarted() -> bool:
+            return len(stage.events("restarted")) > restarts
+
+        stage.wait(lambda: restarted() or rl.process.poll() == 0, "the event `restarted`", RESTART_S)
+        return restarted()
+
+    def _moment(self, last: Kill | None) -> float:
+        """Seconds until the next kill: in the middle of the work, of a restart, or right after one, in turn."""
+        if last is None or self._done % 3 == 0:
+            return self._random.uniform(0.0, LONGEST_S)
+        return self._random.uniform(0.0, RESTARTING_S) if self._done % 3 == 1 else 0.0
+
+    def _wait_for_moment(self, stage: Stage, moment: float) -> bool:
+        """Wait for the next kill, in seconds from now; False if the run finished before it."""
         bound = time.monotonic() + moment
-        ended = stage.rl
-        assert ended is not None
-        stage.wait(lambda: ended.ended() or time.monotonic() >= bound, "the moment", moment + 10)
-        return not ended.ended()
+        rl = stage.rl
+        assert rl is not None
+        stage.wait(lambda: rl.process.poll() == 0 or time.monotonic() >= bound, "the moment", moment + 10)
+        return not rl.ended()
 
     def _record(self, stage: Stage) -> Kill:
         self._done += 1

@@ -149,7 +149,7 @@ def _timeline(column: Column, scale: float) -> str:
     mood = "bad" if column.thrown_away else "good"
     pause = column.snapshot.get("pause_ms")
     says = f"snapshot {column.snapshot.get('checkpoint_id')}"
-    says += f", gate closed for {float(pause):.1f} ms" if pause else ", RL state only" if column.column < 3 else ""
+    says += f", gate closed for {pause:g} ms" if pause else ", RL state only" if column.column < 3 else ""
     return (
         f'<figure><figcaption><span class="title">Column {column.column}: {COLUMN_NAMES[column.column]}</span>'
         f'<span class="says">{escape(says)}</span>'

@@ -82,6 +82,7 @@ class Column:
             "pause_ms": self.snapshot.get("pause_ms"),
             "urls_before_and_after": self.urls,
             "seconds": round(self.seconds, 2),
+            "seconds_at": {mark.kind: round(mark.t - self.marks[0].t, 2) for mark in self.marks},
             "logs": self.directory,
         }
 

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 from reference_rl.demo.calls import Call
-from reference_rl.demo.chaos import generated_again, listed_turns, published
+from reference_rl.demo.chaos import damaged_files, generated_again, listed_turns, published
+from reference_rl.sealed import seal
+from spec.wire import bytes_digest
 
 
 def call(turn: int, completed: float | None) -> Call:
@@ -33,13 +35,29 @@ def test_unpublished_directories_are_no_snapshots(tmp_path: Path) -> None:
 
 
 def test_listed_turns_are_those_of_rows_that_continue_or_are_finished(tmp_path: Path) -> None:
-    """A `restart` row promises nothing."""
+    """A `restart` row promises nothing; a ledger's row for a turn that was still open does not either."""
     rows = [
         {"rollout_id": "a", "state": "finished", "turns_done": 5},
         {"rollout_id": "b", "state": "turn", "turns_done": 2},
         {"rollout_id": "c", "state": "restart", "turns_done": 4},
     ]
-    directory = tmp_path / "gym" / "one" / "agent"
-    directory.mkdir(parents=True)
-    (directory / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    participants = []
+    for name, owns, more in (("agent", "rollouts", 0), ("model", "ledger", 1)):
+        directory = tmp_path / "gym" / "one" / name
+        directory.mkdir(parents=True)
+        text = "".join(json.dumps({**row, "turns_done": row["turns_done"] + more}) + "\n" for row in rows)
+        (directory / "rollouts.jsonl").write_text(text, encoding="utf-8")
+        participants.append({"name": name, "owns": [owns], "index": {"name": "rollouts.jsonl"}})
+    manifest = seal({"gyms": [{"alias": "one", "participants": participants}], "files": []})
+    (tmp_path / "manifest.json").write_bytes(manifest)
     assert {"a": 5, "b": 2} == listed_turns(tmp_path)
+
+
+def test_a_file_that_is_missing_or_altered_is_found(tmp_path: Path) -> None:
+    """C41: the judge of the snapshot in use does not take the client's word for it."""
+    whole, altered = b"whole", b"altered"
+    (tmp_path / "whole").write_bytes(whole)
+    (tmp_path / "altered").write_bytes(altered + b"\n")
+    files = [{"path": name.decode(), "digest": bytes_digest(name)} for name in (whole, altered, b"missing")]
+    (tmp_path / "manifest.json").write_bytes(seal({"gyms": [], "files": files}))
+    assert ["altered", "missing"] == damaged_files(tmp_path)
