@@ -458,7 +458,7 @@ class Registry:
                 "since_ms": max(0, round((self.now() - finished.at) * 1000)),
             }
         if (stone := self._shared.fences.tombstone(rollout_id)) is not None:
-            return {"rollout_id": rollout_id, "attempt": stone.attempt, "state": stone.kind}
+            return {"rollout_id": rollout_id, "attempt": stone.attempt, "state": stone.kind, "open_turn": None}
         return None
 
     # --- restoring ----------------------------------------------------------------------------------------------------
