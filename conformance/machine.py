@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine: Hypothesis walks through a Gym and the model judges every answer.
+
+`CheckpointMachine` is public: subclass it, set `bench`, and add rules of your own. A rule reads the model alone to
+decide what it does; what an answer may be is the model's business, too (`conformance.model`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
+
+from conformance import machine_malformed as malformed
+from conformance.case import Bench
+from conformance.controller import Json
+from conformance.errors import Failed
+from conformance.machine_orders import Driver, How, Stale
+from conformance.machine_outside import KINDS
+from conformance.machine_run import MachineReport, run
+from conformance.model import lease_ends
+from conformance.model_rollouts import Receipt
+from conformance.model_values import CHECKPOINT_OPERATIONS
+from conformance.wire import Fault
+from spec import wire as names
+from spec.wire import CheckpointId
+
+SHORTEST_LEASE_MS = 1_500
+"""A lease is waited for only where `limits.min_lease_ms` lets it be as short as this."""
+
+operations = st.sampled_from(CHECKPOINT_OPERATIONS)
+relations = st.sampled_from(("open", "last", "unseen", "lower", "recent"))
+stale_ways: st.SearchStrategy[Stale] = st.sampled_from(("controller", "epoch", "incarnation", "id-epoch"))
+addresses = st.sampled_from(("main", "second"))
+
+
+class CheckpointMachine(RuleBasedStateMachine):
+    """Walks through one Gym; every example has a namespace of its own and begins with an empty, idle Gym.
+
+    Set `bench` in a subclass. `visits` counts the cells of the phase table over all examples.
+    """
+
+    bench: ClassVar[Bench]
+    visits: ClassVar[Counter[str]] = Counter()
+    bodies: ClassVar[dict[str, Json]] = {}
+    numbers: ClassVar[Iterator[int]] = itertools.count(1)
+    stories: ClassVar[list[list[str]]] = []
+
+    rollouts = Bundle("rollouts")
+    receipts = Bundle("receipts")
+    checkpoints = Bundle("checkpoints")
+    snapshots = Bundle("snapshots")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blind = False
+        self.waited = False
+        self.recent: CheckpointId | None = None
+        self.walk = Driver(self.bench, 5_000_000 + next(self.numbers), self.visits, self.bodies)
+        self.stories.append(self.walk.case.steps)
+
+    @initialize()
+    def begin(self) -> None:
+        """Know what an uninterrupted rollout of each kind gives."""
+        if not self.bodies and self.bench.has_world:
+            self.walk.baseline(kind for kind in KINDS.values())
+            self.walk.reset()
+
+    def teardown(self) -> None:
+        """Leave the Gym as it was found."""
+        self.walk.close()
+
+    # --- rollouts ---
+
+    @rule(target=rollouts, kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=2), address=addresses)
+    def start(self, kinds: list[str], address: str) -> Any:
+        """Start a batch of fresh rollouts."""
+        pieces = [self.walk.place(KINDS[kind]) for kind in kinds]
+        self.walk.start([(piece, 0) for piece in pieces], address=address)
+        return multiple(*[piece.rollout_id for piece in pieces])
+
+    @rule(rollout=rollouts, higher=st.integers(-1, 1), other_task=st.booleans(), address=addresses)
+    def start_again(self, rollout: str, higher: int, other_task: bool, address: str) -> None:
+        """Start a rollout that was started before: the same, a lower or a higher attempt, the same or another task."""
+        piece = self.walk.pieces[rollout]
+        attempt = max(0, piece.attempt + higher)
+        self.walk.start([(piece, attempt)], address=address, other_task=other_task and attempt <= piece.attempt)
+
+    @rule(kind=st.sampled_from(sorted(KINDS)), unfit=st.sampled_from(("invalid", "unknown_environment", "twice")))
+    def start_unfit(self, kind: str, unfit: Literal["invalid", "unknown_environment", "twice"]) -> None:
+        """Start what cannot be started."""
+        piece = self.walk.place(KINDS[kind])
+        if unfit == "twice":
+            self.walk.start([(piece, 0), (piece, 0)])
+        else:
+            self.walk.start([(piece, 0)], unfit=unfit)
+        del self.walk.pieces[piece.rollout_id]
+
+    @rule(rollout=rollouts, steps=st.integers(1, 8))
+    def let_go(self, rollout: str, steps: int) -> None:
+        """Let a rollout go on: past its next generation, effect or verification, or several of them."""
+        piece = self.walk.pieces[rollout]
+        for _ in range(steps):
+            if piece.stop is not None and self.walk.agent.gate is not None:
+                self.walk.advance(piece)
+
+    @rule(rollout=rollouts)
+    def let_fail(self, rollout: str) -> None:
+        """Let the effect or verification fail that the outside keeps of a rollout."""
+        piece = self.walk.pieces[rollout]
+        held = self.walk.agent.rollout(rollout)
+        if piece.stop is not None and piece.stop.at != "generation" and held is not None and held.blocks:
+            self.walk.advance(piece, failing=True)
+
+    @rule(target=receipts)
+    def read_results(self) -> Any:
+        """Read the whole feed."""
+        return multiple(*self.walk.results())
+
+    @rule(some=st.lists(receipts, min_size=1, max_size=3), wrong=st.sampled_from(("no", "no", "digest", "attempt")))
+    def ack(self, some: list[Receipt], wrong: str) -> None:
+        """ACK receipts; the last of them perhaps with another digest or attempt."""
+        if wrong == "digest":
+            some[-1] = replace(some[-1], digest=names.bytes_digest(b"wrong"))
+        elif wrong == "attempt":
+            some[-1] = replace(some[-1], attempt=some[-1].attempt + 1)
+        self.walk.ack(some)
+
+    @rule(rollout=rollouts, higher=st.integers(-1, 0))
+    def retire(self, rollout: str, higher: int) -> None:
+        """Retire a rollout through its present or its previous attempt."""
+        piece = self.walk.pieces[rollout]
+        self.walk.retire({rollout: max(0, piece.attempt + higher)})
+
+    @rule()
+    def retire_unknown(self) -> None:
+        """Retire a rollout that nobody knows: the fence is recorded."""
+        piece = self.walk.place(KINDS["short"])
+        self.walk.retire({piece.rollout_id: 0})
+        self.walk.start([(piece, 0)])
+        del self.walk.pieces[piece.rollout_id]
+
+    # --- checkpoints ---
+
+    @rule(target=checkpoints, wait=st.sampled_from(("captured", "durable")), leave_out=st.booleans())
+    def forward(self, wait: Literal["captured", "durable"], leave_out: bool) -> Any:
+        """Do what a controller would do next."""
+        phase, walk = self.walk.agent.phase, self.walk
+        opened = walk.agent.open_id()
+        if phase == "idle" or opened is None:
+            return self._named(walk.ids("unseen"), "prepare", How())
+        if phase == "preparing":
+            self._named(opened, "prepare", How())
+            if leave_out and walk.agent.phase == "preparing":
+                self._named(opened, "commit", How(wait=wait, leave_out=True))
+        elif phase == "prepared":
+            self._named(opened, "commit", How(wait=wait))
+        elif phase == "restoring":
+            self._named(opened, "restore", How())
+        else:
+            self._named(opened, "resume", How())
+        return multiple()
+
+    @rule(target=snapshots, resume_first=st.booleans())
+    @precondition(lambda self: self.walk.agent.phase == "idle")
+    def take_snapshot(self, resume_first: bool) -> Any:
+        """Take a whole snapshot, resuming before or after it is durable."""
+        id, before = self.walk.ids("unseen"), len(self.walk.snapshots)
+        assert id is not None
+        self._named(id, "prepare", How())
+        how = How(leave_out=self.walk.agent.phase == "preparing")
+        if how.leave_out:
+            for participant in self.walk.everyone[1:]:
+                self.walk.send(participant, "prepare", id, How())
+        self._named(id, "commit", replace(how, wait="captured"))
+        if resume_first:
+            self._named(id, "resume", How())
+        self._named(id, "commit", replace(how, wait="durable"))
+        if not resume_first:
+            self._named(id, "resume", How())
+        return multiple(*(snapshot.id for snapshot in self.walk.snapshots[before:]))
+
+    @rule(snapshot=snapshots, policy=st.sampled_from((None, "main", "second")), keep=st.booleans(), part=st.booleans())
+    @precondition(lambda self: self.walk.agent.phase == "idle")
+    def restore_snapshot(self, snapshot: CheckpointId, policy: str | None, keep: bool, part: bool) -> None:
+        """Restore into the living server, whole or in part, perhaps with another policy address."""
+        found = next(one for one in self.walk.snapshots if one.id == snapshot)
+        only = sorted(self.walk.pieces)[::2] if part else None
+        id = self.walk.plan(found, only=only, keep=None if keep else (), policy=policy)
+        self._named(id, "restore", How())
+
+    @rule(
+        snapshot=snapshots,
+        wrong=st.sampled_from(("turns", "attempt", "task", "unknown", "digest", "checkpoint", "used")),
+    )
+    @precondition(lambda self: self.walk.agent.phase == "idle")
+    def restore_wrong(self, snapshot: CheckpointId, wrong: Any) -> None:
+        """Restore with lists that disagree with the files, or with attempts that were used: nothing is installed."""
+        found = next(one for one in self.walk.snapshots if one.id == snapshot)
+        used = wrong == "used"
+        id = self.walk.plan(found, wrong=None if used else wrong, used=used)
+        self._named(id, "restore", How())
+
+    @rule(
+        operation=operations, relation=relations, impatient=st.booleans(), other=st.sampled_from((False, False, True))
+    )
+    def call(self, operation: str, relation: str, impatient: bool, other: bool) -> None:
+        """Call anything with the open id, the last, an unseen, a lower one, or the one named most recently."""
+        id = self._id(relation, operation)
+        if id is not None and not (operation == "renew" and other):
+            self._named(id, operation, How(impatient=impatient, other=other))
+
+    @rule(target=rollouts, target_kind=st.sampled_from(("forbidden", "taken")))
+    @precondition(lambda self: self.walk.agent.phase in ("preparing", "prepared", "committed"))
+    def commit_elsewhere(self, target_kind: Literal["forbidden", "taken"]) -> Any:
+        """Commit outside of the roots, or into a directory that holds another cut: refused, nothing is written."""
+        opened = self.walk.agent.open_id()
+        if opened is not None and (target_kind == "forbidden" or self.walk.snapshots):
+            self._named(opened, "commit", How(target=target_kind))
+        return multiple()
+
+    @rule(operation=operations, relation=relations, way=stale_ways)
+    def stale(self, operation: str, relation: str, way: Stale) -> None:
+        """Call with a lower controller, another incarnation, or an id of another epoch: refused, nothing changes."""
+        id = self._id(relation, operation)
+        if id is not None:
+            self.walk.drive(operation, id, How(stale=way))
+
+    @rule(rollout=rollouts, way=st.sampled_from(("controller", "epoch", "incarnation")), what=st.sampled_from("sar"))
+    def stale_items(self, rollout: str, way: Stale, what: str) -> None:
+        """Start, ACK or retire as a lower controller or for another incarnation: refused as a whole."""
+        piece = self.walk.pieces[rollout]
+        if what == "s":
+            self.walk.start([(piece, piece.attempt)], how=How(stale=way))
+        elif what == "a":
+            self.walk.ack([Receipt(rollout, piece.attempt, names.bytes_digest(b"any"))], How(stale=way))
+        else:
+            self.walk.retire({rollout: piece.attempt}, How(stale=way))
+
+    @rule(operation=st.sampled_from(malformed.OPERATIONS), way=st.sampled_from(malformed.WAYS))
+    def malformed(self, operation: str, way: str) -> None:
+        """Send what is not a request of this protocol: `invalid_request`, nothing changes, nobody is adopted."""
+        malformed.send(self.walk, operation, way)
+
+    @rule(operation=operations, relation=relations, reply=st.booleans(), look=st.booleans())
+    def lost(self, operation: str, relation: str, reply: bool, look: bool) -> None:
+        """Lose a request on its way, or the reply: what is true then is not known until somebody looks."""
+        id = self._id(relation, operation)
+        if id is not None:
+            fault = Fault.lost_reply() if reply else Fault.lost_request()
+            self.recent = id
+            self.walk.drive(operation, id, How(), fault)
+            self.blind = not look
+
+    @rule(target=rollouts, kind=st.sampled_from(sorted(KINDS)), look=st.booleans())
+    def lost_start(self, kind: str, look: bool) -> Any:
+        """Lose the reply to a start."""
+        piece = self.walk.place(KINDS[kind])
+        self.walk.start([(piece, 0)], fault=Fault.lost_reply())
+        self.blind = not look
+        return piece.rollout_id
+
+    @rule(first=operations, second=operations, one=relations, other=relations)
+    def pair(self, first: str, second: str, one: str, other: str) -> None:
+        """Make two calls at the same time: the answers fit one order of them, or one under way during the other."""
+        ids = self._id(one, first), self._id(other, second)
+        if ids[0] is not None and ids[1] is not None:
+            self.recent = ids[0]
+            self.walk.at_once((first, ids[0]), (second, ids[1]))
+
+    @rule(operation=operations, relation=relations)
+    def twice(self, operation: str, relation: str) -> None:
+        """Make the same call twice at the same time."""
+        id = self._id(relation, operation)
+        if id is not None:
+            self.recent = id
+            self.walk.at_once((operation, id), (operation, id))
+
+    @rule(operation=st.sampled_from(("abort", "prepare", "restore", "resume")))
+    def take_over(self, operation: str) -> None:
+        """Let a higher controller appear: what was open ends, whatever its first call is."""
+        id = self.walk.take_over()
+        self.recent = replace(id, sequence=1)
+        self._named(id if operation == "abort" else self.recent, operation, How())
+
+    @rule()
+    @precondition(lambda self: self.walk.agent.phase == "idle" and not self.waited)
+    def let_lease_end(self) -> None:
+        """Prepare and stay away: the gate opens by itself (I10)."""
+        lease = self.walk.gym.limit("min_lease_ms")
+        id = self.walk.ids("unseen")
+        if lease <= SHORTEST_LEASE_MS and id is not None:
+            self.waited = True
+            self._named(id, "prepare", How(lease_ms=lease))
+            self.walk.wait_for_lease(id, lease, lease_ends)
+
+    # --- always ---
+
+    @invariant()
+    def looked_at(self) -> None:
+        """Status and rollouts are what the model says; I1, I2, I4, I9."""
+        if not self.blind:
+            self.walk.look()
+            self.walk.settle()
+        self.blind = False
+
+    def _id(self, relation: str, operation: str) -> CheckpointId | None:
+        if relation == "recent":
+            fits = self.recent is not None and self.recent.epoch == self.walk.controller.epoch
+            return self.recent if fits else self.walk.ids("unseen")
+        if operation == "restore" and relation == "unseen" and self.walk.snapshots:
+            return self.walk.plan(self.walk.snapshots[-1])
+        return self.walk.ids(relation)
+
+    def _named(self, id: CheckpointId | None, operation: str, how: How) -> CheckpointId:
+        assert id is not None
+        self.recent = id
+        self.walk.drive(operation, id, how)
+        return id
+
+
+__all__ = ["CheckpointMachine", "Failed", "MachineReport", "run"]
