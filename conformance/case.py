@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,7 @@ class Case:
         self.rollouts: dict[str, Rollout] = {}
         self._participant = participant
         self._controller: Controller | None = None
+        self._adopting = threading.RLock()
         self._count = 0
 
     # --- who ---
@@ -120,9 +122,10 @@ class Case:
     @property
     def controller(self) -> Controller:
         """This check's controller; the first use adopts it everywhere."""
-        if self._controller is None:
-            self._controller = self.new_controller()
-        return self._controller
+        with self._adopting:
+            if self._controller is None:
+                self._controller = self.new_controller()
+            return self._controller
 
     def new_controller(self, name: str = "suite") -> Controller:
         """Return a controller above every adopted one, adopted everywhere, and use it from now on."""
@@ -330,8 +333,8 @@ class Case:
 
     def close(self) -> None:
         """Leave the Gym as it was found: release everything, end what is open, retire and ACK what is ours."""
-        self.witness.release_all(self.prefix)
-        self.world.release_all(self.prefix)
+        self.witness.release_all()
+        self.world.release_all()
         try:
             self.gym.refresh()
             controller = self.new_controller("tidy")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: N818 - they are named for what happened (lost, timed out); their base says that they are errors
+
 """Errors of the conformance suite.
 
 SuiteError

@@ -64,7 +64,11 @@ class Judge:
         # The document itself is judged by the tests of the specification, not at every start.
         unchecked = Config(
             spec_validator_cls=None,  # type: ignore[arg-type]  # None is handled, but not declared
-            extra_media_type_deserializers={names.PROBLEM_MEDIA_TYPE: json.loads},
+            extra_media_type_deserializers={
+                names.PROBLEM_MEDIA_TYPE: json.loads,
+                # Files are judged by their digests; here they only have to be a string of bytes.
+                "application/octet-stream": lambda content, **_: content.decode("latin-1"),
+            },
         )
         self._openapi = OpenAPI.from_dict(dict(document), config=unchecked)
         self._errors = errors

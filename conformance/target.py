@@ -204,6 +204,7 @@ class ProcessTarget(Target):
         environment[SERVER_ENVIRONMENT_WORLD_URL] = self._world_url
         if failpoint is not None and self.file.failpoint_env is not None:
             environment[self.file.failpoint_env] = failpoint
+        self._close_log()
         self._log = (self._work_dir / f"gym-{self._lives:03}.log").open("wb")
         argv = [_fill(word, values) for word in self.file.start]
         try:
@@ -223,6 +224,7 @@ class ProcessTarget(Target):
     def _await_announcement(self, announce: Path) -> None:
         def announced() -> Any:
             if not self.running:
+                self._close_log()
                 raise TargetUnreachable(f"the Gym ended while starting; its log ends with:\n{self.logs()[-2000:]}")
             return announce.exists() and json.loads(announce.read_text())
 
@@ -259,8 +261,12 @@ class ProcessTarget(Target):
         """Kill it if it runs."""
         if self.running:
             self.kill()
+        self._close_log()
+
+    def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
+            self._log = None
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the started process alone and do not wait."""
@@ -299,6 +305,7 @@ class ProcessTarget(Target):
             raise
         self.patience.until(lambda: not any(_alive(pid) for pid in others), "every process of the Gym is gone")
         self._announced = []
+        self._close_log()
         return code
 
 

@@ -12,7 +12,7 @@ from spec import Requirement
 
 Status = Literal["passed", "failed", "flaky", "not_applicable", "fault"]
 Judgement = Literal["passed", "failed", "flaky", "not_run", "not_applicable", "planned", "excluded"]
-Verdict = Literal["conformant", "not_conformant", "flaky", "incomplete", "not_offered"]
+Verdict = Literal["conformant", "partial", "not_conformant", "flaky", "incomplete", "not_offered"]
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,10 @@ def _profile(
         return "not_conformant"
     if "flaky" in mine or "flaky" in statuses:
         return "flaky"
-    if "not_run" in mine or "fault" in statuses or not statuses:
+    if "fault" in statuses or not statuses:
         return "incomplete"
-    return "conformant"
+    # Something of the profile has no check yet, or its check was not in this run: nothing failed, and no more is said.
+    return "partial" if {"not_run", "planned"} & set(mine) else "conformant"
 
 
 def _touched(profile: str, outcomes: Sequence[Outcome]) -> set[str]:

@@ -128,8 +128,8 @@ def counts_add_up(case: Case, status: dict[str, dict[str, int]]) -> None:
 @check("CKPT-ID-035", each="participant")
 def reading_needs_no_controller(case: Case) -> None:
     """A GET is answered alike with and without the controller headers, and adopts nobody."""
-    before = case.p.get_status()
     higher = {**case.controller.headers(case.p), names.HEADER_CONTROLLER_EPOCH: "999999999"}
+    before = case.p.get_status()
     after = case.wire.raw("GET", case.p.url + names.PREFIX + "/checkpoint", headers=higher)
     case.equal(before.status, after.status, "alike with and without", "CKPT-ID-035")
     case.equal(before["controller"], after["controller"], "a GET adopts nobody", "CKPT-ID-035")

@@ -97,7 +97,7 @@ def acid_test_through_two_cycles(case: Case) -> None:
     case.witness.wait_asked(rollout.rollout_id, 5)
     restore_cut(case, second)
     case.equal(expected, case.body(rollout), "interrupted twice = uninterrupted", "CKPT-ENV-006")
-    judge_kept_turns(case, rollout, 1)
+    judge_kept_turns(case, rollout, 1, again=2)
     case.equal(2, rollout.attempt, "it went on as attempt 2", "CKPT-RESTORE-034")
 
 

