@@ -522,8 +522,11 @@ class Registry:
             self._remove(entry)
             self._shared.drop(rollout_id)
             self._shared.fences.bury(rollout_id, Tombstone(entry.rollout.attempt, "retired"))
-        for rollout_id in list(self._shared.feed.ids()):
+        for finished in self._shared.feed.all():
+            rollout_id, attempt = finished.receipt.rollout_id, finished.receipt.attempt
             self._shared.feed.remove(rollout_id)
+            self._shared.fences.raise_to(rollout_id, attempt)
+            self._shared.fences.bury(rollout_id, Tombstone(attempt, "retired"))
         self._sorted = None
 
     async def close(self) -> None:
