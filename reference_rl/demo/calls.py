@@ -59,6 +59,31 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n")[:-1] if line]
 
 
+class Tail:
+    """A JSON-lines file that grows: every look parses only what is new.
+
+    Args:
+        path: the file; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._lines: list[dict[str, Any]] = []
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All complete lines so far."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + len(newline)
+        self._lines += [json.loads(line) for line in whole.split(b"\n") if line]
+        return list(self._lines)
+
+
 def read_calls(path: Path) -> list[Call]:
     """The calls of one policy log, in the order in which they were asked."""
     return calls_of(read_lines(path))

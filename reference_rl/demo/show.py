@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from reference_rl.demo.story import Column
 STYLES = {"kept": "green", "lost": "red", "again": "yellow", "held": "dim"}
 CELLS = {"kept": "■", "lost": "▨", "again": "■", "held": "□"}
 MANY = 8
+REDRAW_S = 0.1
 
 
 class Show(Protocol):
@@ -32,8 +33,8 @@ class Show(Protocol):
     def say(self, line: str) -> None:
         """One line about what is being done."""
 
-    def look(self, calls: Sequence[Call]) -> None:
-        """The policy's calls of the current part so far."""
+    def look(self, calls: Callable[[], Sequence[Call]]) -> None:
+        """A moment to draw the policy's calls of the current part so far."""
 
     def column_done(self, column: Column) -> None:
         """A column has been told to its end."""
@@ -64,7 +65,7 @@ class PlainShow:
         """One line about what is being done."""
         self.print(f"[{time.monotonic() - self._began:5.1f} s] {self._part}: {line}")
 
-    def look(self, calls: Sequence[Call]) -> None:
+    def look(self, calls: Callable[[], Sequence[Call]]) -> None:
         """Nothing: a log is no place for a picture that changes."""
 
     def column_done(self, column: Column) -> None:
@@ -84,6 +85,7 @@ class LiveShow:
         self._strips: dict[int, Text] = {column: Text("") for column in columns}
         self._results: dict[int, Text] = {column: Text("") for column in columns}
         self._current: int | None = None
+        self._drawn = 0.0
         self._spinner = Spinner("dots", text="")
         self._part = ""
         self._live = Live(self._picture(), console=console, refresh_per_second=10, transient=False)
@@ -106,10 +108,11 @@ class LiveShow:
         self._spinner.update(text=f"{self._part}: {line}")
         self._live.update(self._picture())
 
-    def look(self, calls: Sequence[Call]) -> None:
-        """Redraw the strips of the current column."""
-        if self._current is not None:
-            self._strips[self._current] = strips(calls, self._scenario)
+    def look(self, calls: Callable[[], Sequence[Call]]) -> None:
+        """Redraw the strips of the current column, a few times a second."""
+        if self._current is not None and time.monotonic() - self._drawn > REDRAW_S:
+            self._drawn = time.monotonic()
+            self._strips[self._current] = strips(calls(), self._scenario)
             self._live.update(self._picture())
 
     def column_done(self, column: Column) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from reference_rl.demo.calls import Call, read_calls, read_lines
+from reference_rl.demo.calls import Call, Tail, calls_of, read_lines
 from reference_rl.demo.errors import ProcessDiedError
 from reference_rl.demo.processes import Processes, Started, wait_until
 from reference_rl.demo.scenario import Scenario
@@ -83,7 +83,8 @@ class Stage:
     def __post_init__(self) -> None:
         self.run_dir = self.directory / "rl"
         self.snapshots = self.run_dir / "snapshots"
-        self.policy_log = self.directory / "policy.jsonl"
+        self._events = Tail(self.run_dir / "events.jsonl")
+        self._calls = Tail(self.directory / "policy.jsonl")
         self.snapshots.mkdir(parents=True, mode=0o700)
         (self.directory / "gym").mkdir()
         self._write("gym/gym.yaml", self._gym_settings())
@@ -142,11 +143,11 @@ class Stage:
 
     def events(self, kind: str | None = None) -> list[Json]:
         """What the RL client reported so far, in all of its lives."""
-        return [e for e in read_lines(self.run_dir / "events.jsonl") if kind is None or e["event"] == kind]
+        return [event for event in self._events.lines() if kind is None or event["event"] == kind]
 
     def calls(self) -> list[Call]:
         """The policy's calls of this stage so far."""
-        return read_calls(self.policy_log)
+        return calls_of(self._calls.lines())
 
     def bodies(self) -> dict[int, Any]:
         """The trained samples: sibling → body."""

@@ -143,7 +143,7 @@ class Teller:
         latency_s: seconds per generation.
         say: takes one line of progress.
         commands: how the Gym and the RL client are called.
-        look: called while something is waited for, with the run's policy calls so far.
+        look: called while something is waited for, with what gives the run's policy calls so far.
     """
 
     processes: Processes
@@ -155,7 +155,7 @@ class Teller:
     latency_s: float
     say: Callable[[str], None]
     commands: Commands = field(default_factory=Commands.installed)
-    look: Callable[[list[Call]], None] = lambda calls: None
+    look: Callable[[Callable[[], list[Call]]], None] = lambda calls: None
     _marks: list[Mark] = field(default_factory=list)
 
     @property
@@ -237,7 +237,7 @@ class Teller:
             snapshot_every_s=snapshot_every_s,
             commands=self.commands,
         )
-        stage.meanwhile = lambda: self.look(stage.calls())
+        stage.meanwhile = lambda: self.look(stage.calls)
         return stage
 
     def _start(self, stage: Stage, kind: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from reference_rl.demo.calls import (
+    Tail,
     calls_of,
     completed_turns,
     count_siblings,
@@ -122,3 +123,15 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert [] == read_lines(path)
     path.write_text(json.dumps({"a": 1}) + '\n{"a": ', encoding="utf-8")
     assert [{"a": 1}] == read_lines(path)
+
+
+def test_a_tail_sees_what_was_added_and_never_half_a_line(tmp_path: Path) -> None:
+    """The progress looks at a log that is being written."""
+    path = tmp_path / "log.jsonl"
+    tail = Tail(path)
+    assert [] == tail.lines()
+    path.write_text('{"a": 1}\n{"a"', encoding="utf-8")
+    assert [{"a": 1}] == tail.lines()
+    with path.open("a", encoding="utf-8") as file:
+        file.write(": 2}\n")
+    assert [{"a": 1}, {"a": 2}] == tail.lines() == tail.lines() == read_lines(path)
