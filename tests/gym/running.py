@@ -75,31 +75,31 @@ class RunningGym:
                 {
                     "processes": self.processes,
                     "conformance": {"world_url": self.world_url},
-                    "limits": {"policy_retry_ms": 3_000, "shutdown_grace_ms": 5_000} | dict(self.limits),
+                    "limits": {"policy_retry_ms": 3_000, "shutdown_grace_ms": 1_000} | dict(self.limits),
                     "timeouts": {"peer_retry_ms": 3_000} | dict(self.timeouts),
                 }
             )
         )
         return config
 
+    def command(self) -> list[str]:
+        """What starts it."""
+        config = str(self.write_config())
+        return [
+            *(sys.executable, "-m", "reference_gym.cli", "serve"),
+            *("--config", config, "--announce", str(self.announce_file)),
+        ]
+
     async def start(self, *more: str) -> None:
         """Start it and wait until every server listens."""
         self.announce_file.unlink(missing_ok=True)
-        environment = dict(os.environ) | {
-            "GYM_CHECKPOINT_TOKEN": CONTROL_TOKEN,
-            "GYM_CHECKPOINT_DATA_TOKEN": DATA_TOKEN,
-            "GYM_POLICY_TOKEN": POLICY_TOKEN,
-        }
-        arguments = ["serve", "--config", str(self.write_config()), "--announce", str(self.announce_file), *more]
         with self.log_file.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "reference_gym.cli",
-                *arguments,
+                *self.command(),
+                *more,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env=environment,
+                env=environment(),
             )
         assert self.process.stdout is not None
         async with asyncio.timeout(BOUND_S):
@@ -107,6 +107,14 @@ class RunningGym:
         assert line, self.log_file.read_text()
         self.announced = json.loads(line)
         self.http = self.http or aiohttp.ClientSession()
+
+    async def attach(self) -> None:
+        """Become the next controller of a Gym that somebody else has started."""
+        self.announced = json.loads(self.announce_file.read_text())
+        self.http = aiohttp.ClientSession()
+        controller = (await self.raw("agent", "GET", "/checkpoint"))["controller"]
+        self.epoch = 0 if controller is None else controller["epoch"]
+        await self.adopt()
 
     @property
     def pids(self) -> list[int]:
@@ -217,9 +225,16 @@ class RunningGym:
                 await asyncio.sleep(0.02)
 
     async def begin_rollout(
-        self, rollout_id: str, task: Any, policy: Any, *, environment: str = "conformance", **more: Any
-    ) -> str:
-        """Start one rollout; the outcome."""
+        self,
+        rollout_id: str,
+        task: Any,
+        policy: Any,
+        *,
+        environment: str = "conformance",
+        outcome: str = "started",
+        **more: Any,
+    ) -> None:
+        """Start one rollout."""
         item = {
             "rollout_id": rollout_id,
             "attempt": 0,
@@ -229,7 +244,7 @@ class RunningGym:
             "policy": policy,
         }
         reply = await self.post("agent", "/rollouts", {"rollouts": [item | more]})
-        return str(reply["outcomes"][0]["outcome"])
+        assert reply["outcomes"][0]["outcome"] == outcome, reply
 
     async def prepare(self, checkpoint_id: str, *, timeout_ms: int = 5_000) -> dict[str, Any]:
         """Prepare stage by stage; the replies."""
@@ -275,6 +290,20 @@ class RunningGym:
         cuts = await self.commit(checkpoint_id)
         await self.resume(checkpoint_id)
         return cuts
+
+    async def reset(self) -> None:
+        """Leave every participant empty, as for a clean start."""
+        await self.adopt()
+        checkpoint_id = self.next_id()
+        for role in reversed(self.roles):
+            body = {
+                "checkpoint_id": checkpoint_id,
+                "run_id": "run",
+                "source": None,
+                **{"rollouts": [], "results": [], "fences": [], "timeout_ms": 10_000, "lease_ms": 60_000},
+            }
+            await self.post(role, "/checkpoint/restore", body)
+        await self.resume(checkpoint_id)
 
     async def restore(self, cuts: Mapping[str, Cut], *, attempt: int, policy: Any = None, resume: bool = True) -> str:
         """Restore every participant from its cut: all turn rows continue as `attempt`, all results are kept."""
@@ -347,6 +376,15 @@ async def gym_at(directory: Path, processes: str, **more: Any) -> AsyncIterator[
         yield gym
     finally:
         await gym.close()
+
+
+def environment() -> dict[str, str]:
+    """The environment of a Gym: its tokens beside everything else."""
+    return dict(os.environ) | {
+        "GYM_CHECKPOINT_TOKEN": CONTROL_TOKEN,
+        "GYM_CHECKPOINT_DATA_TOKEN": DATA_TOKEN,
+        "GYM_POLICY_TOKEN": POLICY_TOKEN,
+    }
 
 
 def alive(pid: int) -> bool:

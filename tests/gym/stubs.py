@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-BOUND_S = 20.0
+BOUND_S = 45.0
 
 Call = tuple[str, Any]
 Script = Sequence[Sequence[Call] | str]
@@ -39,17 +40,20 @@ async def until_async(condition: Callable[[], Awaitable[bool]], what: str) -> No
 
 
 class Served:
-    """One application on a port of its own."""
+    """One application on a port of its own, or on a socket that listens already."""
 
-    def __init__(self) -> None:
+    def __init__(self, listening: socket.socket | None = None) -> None:
         self.app = web.Application(client_max_size=2**27)
+        self._listening = listening
         self._runner: web.AppRunner | None = None
         self.url = ""
 
     async def __aenter__(self) -> Any:
         self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site: web.BaseSite = web.TCPSite(self._runner, "127.0.0.1", 0)
+        if self._listening is not None:
+            site = web.SockSite(self._runner, self._listening.dup())
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
@@ -93,6 +97,7 @@ class PolicyStub(Served):
         self.extra: dict[str, Any] = {}
         self.headers: dict[str, str] = {}
         self._held: dict[tuple[str, int], asyncio.Event] = {}
+        self._failing: set[tuple[str | None, int]] = set()
         self.app.router.add_post("/v1/chat/completions", self._chat)
         self.app.router.add_post("/v1/responses", self._responses)
 
@@ -108,6 +113,11 @@ class PolicyStub(Served):
     def release(self, rollout_id: str, turn: int) -> None:
         """Let them go."""
         self._held.pop((rollout_id, turn)).set()
+
+    def fail(self, rollout_id: str, turn: int) -> None:
+        """Break off the held calls of one turn."""
+        self._failing.add((rollout_id, turn))
+        self.release(rollout_id, turn)
 
     def turns_of(self, rollout_id: str) -> list[str | None]:
         """The turns that were asked for one rollout, in order."""
@@ -129,6 +139,8 @@ class PolicyStub(Served):
         held = self._held.get((asked.rollout_id or "", int(asked.turn or 0)))
         if held is not None:
             await held.wait()
+        if (asked.rollout_id, int(asked.turn or 0)) in self._failing:
+            return body, web.Response(status=503, text="gone")
         self.completed.append((asked.rollout_id, asked.turn))
         return body, None
 
@@ -182,8 +194,8 @@ class PolicyStub(Served):
 class WorldStub(Served):
     """The outside: every effect is answered with `value`, can be held by tag, and is counted."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, listening: socket.socket | None = None) -> None:
+        super().__init__(listening)
         self.value: Any = 11
         self.status = 200
         self.verify_status = 200

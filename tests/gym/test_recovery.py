@@ -57,11 +57,11 @@ async def test_a_killed_rollout_ends_like_one_that_never_was(processes: str, tmp
     async with PolicyStub(SCRIPT) as policy, WorldStub() as world:
         task = task_of(world.url, verify_in_world=True)
         async with gym_at(tmp_path, processes, world_url=world.url) as gym:
-            assert "started" == await gym.begin_rollout("whole", task, policy.address)
+            await gym.begin_rollout("whole", task, policy.address)
             expected = (await gym.result_of("whole"))["body"]
             for turn in (3, 4):
                 policy.hold("cut", turn)
-            assert "started" == await gym.begin_rollout("cut", task, policy.address)
+            await gym.begin_rollout("cut", task, policy.address)
             for attempt, turn in ((1, 3), (2, 4)):
                 await until(lambda turn=turn: str(turn) in policy.turns_of("cut"), f"turn {turn} is asked")
                 await turns_done(gym, "cut", turn - 1)
@@ -118,26 +118,22 @@ async def phase_is(gym: RunningGym, phase: str) -> bool:
     return bool((await gym.raw("agent", "GET", "/checkpoint"))["phase"] == phase)
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_a_restored_rollout_calls_the_policy_that_the_restore_names(processes: str, tmp_path: Path) -> None:
+async def test_a_restored_rollout_calls_the_policy_that_the_restore_names(
+    gym: RunningGym, world: WorldStub, rollout: str
+) -> None:
     """N3: after a restore with another policy address the old one is never called again; restoring twice is no harm."""
-    async with (
-        PolicyStub(SCRIPT) as old,
-        PolicyStub(SCRIPT) as new,
-        WorldStub() as world,
-        gym_at(tmp_path, processes, world_url=world.url) as gym,
-    ):
-        old.hold("r", 4)
-        await gym.begin_rollout("r", task_of(world.url), old.address)
-        await until(lambda: "4" in old.turns_of("r"), "turn 4 is asked")
-        await turns_done(gym, "r", 3)
+    async with PolicyStub(SCRIPT) as old, PolicyStub(SCRIPT) as new:
+        old.hold(rollout, 4)
+        await gym.begin_rollout(rollout, task_of(world.url), old.address)
+        await until(lambda: "4" in old.turns_of(rollout), "turn 4 is asked")
+        await turns_done(gym, rollout, 3)
         cuts = await gym.snapshot()
         asked = len(old.asked)
         await gym.restore(cuts, attempt=1, policy=new.address)
-        first = await gym.result_of("r")
+        first = await gym.result_of(rollout)
         await gym.restore(cuts, attempt=2, policy=new.address)
-        second = await gym.result_of("r")
-        old.release("r", 4)
+        second = await gym.result_of(rollout)
+        old.release(rollout, 4)
     assert asked == len(old.asked)
     assert first["body"] == second["body"]
     assert [("1", "4"), ("1", "5"), ("2", "4"), ("2", "5")] == [(each.attempt, each.turn) for each in new.asked]
@@ -172,27 +168,25 @@ async def test_two_gyms_from_one_snapshot_share_the_draws_and_not_the_names(tmp_
     assert 4 == len(set(names))
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_a_handler_that_raises_stops_its_rollout_and_blocks_nobody(processes: str, tmp_path: Path) -> None:
+async def test_a_handler_that_raises_stops_its_rollout_and_blocks_nobody(
+    gym: RunningGym, world: WorldStub, rollout: str
+) -> None:
     """C62: the session is uncertain, the rollout is in state restart, prepare is ready, retire frees it."""
     script = [[("add", {"n": 1})], [("world", {"tag": "x"}), ("add", {"n": 1})]]
-    async with PolicyStub(script) as policy, WorldStub() as world:
-        world.status = 500
-        async with gym_at(tmp_path, processes, world_url=world.url) as gym:
-            await gym.begin_rollout("r", task_of(world.url), policy.address)
-            await state_of(gym, "r", "restart")
-            cuts = await gym.snapshot()
-            assert ("restart", "uncertain") == (
-                cuts["agent"].row("r")["state"],
-                cuts["agent"].row("r")["reason"],
-            )
-            for role in gym.roles:
-                body = {"rollouts": [{"rollout_id": "r", "through_attempt": 0}], "timeout_ms": 5_000}
-                await gym.post(role, "/retire", body)
-            status = await gym.raw("agent", "GET", "/checkpoint")
+    world.status = 500
+    async with PolicyStub(script) as policy:
+        await gym.begin_rollout(rollout, task_of(world.url), policy.address)
+        await state_of(gym, rollout, "restart")
+        cuts = await gym.snapshot()
+        row = cuts["agent"].row(rollout)
+        assert ("restart", "uncertain") == (row["state"], row["reason"])
+        for role in gym.roles:
+            body = {"rollouts": [{"rollout_id": rollout, "through_attempt": 0}], "timeout_ms": 5_000}
+            await gym.post(role, "/retire", body)
+        status = await gym.raw("agent", "GET", "/checkpoint")
     assert (0, 1) == (status["counts"]["live"], status["counts"]["retired"])
     assert 1 == world.count["x"]
-    assert ["1", "2"] == policy.turns_of("r")
+    assert ["1", "2"] == policy.turns_of(rollout)
 
 
 async def test_an_effect_that_was_not_recorded_is_asked_again_under_its_own_name(tmp_path: Path) -> None:
@@ -242,24 +236,19 @@ async def test_a_resources_server_that_dies_alone_ends_its_rollouts(tmp_path: Pa
     assert_the_policy_heard_nothing(policy)
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_a_fenced_attempt_ends_without_a_word(processes: str, tmp_path: Path) -> None:
+async def test_a_fenced_attempt_ends_without_a_word(gym: RunningGym, world: WorldStub, rollout: str) -> None:
     """N7, C10: a higher attempt starts while an effect of the lower runs; that ends, the policy hears nothing."""
-    async with (
-        PolicyStub(SCRIPT) as policy,
-        WorldStub() as world,
-        gym_at(tmp_path, processes, world_url=world.url) as gym,
-    ):
-        world.hold("x")
-        await gym.begin_rollout("r", task_of(world.url), policy.address)
+    world.hold("x")
+    async with PolicyStub(SCRIPT) as policy:
+        await gym.begin_rollout(rollout, task_of(world.url), policy.address)
         await until(lambda: world.count["x"] == 1, "the effect has begun")
-        assert "started" == await gym.begin_rollout("r", task_of(world.url), policy.address, attempt=1)
+        await gym.begin_rollout(rollout, task_of(world.url), policy.address, attempt=1)
         await until(lambda: world.count["x"] == 2, "the effect of the next attempt has begun")
         world.release("x")
-        found = await gym.result_of("r")
+        found = await gym.result_of(rollout)
         rollouts = await gym.rollouts()
     assert ("completed", 1) == (found["body"]["outcome"], found["info"]["attempt"])
-    assert ["r"] == list(rollouts)
+    assert [rollout] == list(rollouts)
     assert ["0", "0"] == [each.attempt for each in policy.asked if each.attempt == "0"]
     assert_the_policy_heard_nothing(policy)
 
@@ -270,70 +259,82 @@ def assert_the_policy_heard_nothing(policy: PolicyStub) -> None:
     assert [] == [text for text in heard if any(word in text for word in WORDS_OF_THE_PROTOCOL)]
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_a_parked_rollout_keeps_its_time(processes: str, tmp_path: Path) -> None:
-    """C28: a rollout is parked and then down for longer than its budget, and still ends well."""
+async def test_a_parked_rollout_keeps_its_time(tmp_path: Path) -> None:
+    """C28: a rollout waits for the policy and is parked for longer than its budget, is killed, and still ends well."""
     async with (
         PolicyStub([[("add", {"n": 1})], [("add", {"n": 1})], "done"]) as policy,
-        gym_at(tmp_path, processes) as gym,
+        gym_at(tmp_path, "one") as gym,
     ):
-        policy.hold("r", 2)
-        limits = {"max_turns": 5, "episode_ms": 1_500}
-        await gym.begin_rollout("r", task_of(), policy.address, limits=limits)
-        await until(lambda: "2" in policy.turns_of("r"), "turn 2 is asked")
-        await turns_done(gym, "r", 1)
+        for name in ("parked", "asking"):
+            policy.hold(name, 2)
+            limits = {"max_turns": 5, "episode_ms": 1_500}
+            await gym.begin_rollout(name, task_of(), policy.address, limits=limits)
+            await until(lambda name=name: "2" in policy.turns_of(name), "turn 2 is asked")
+            await turns_done(gym, name, 1)
         checkpoint_id = gym.next_id()
         await gym.prepare(checkpoint_id)
-        policy.release("r", 2)
-        await state_of(gym, "r", "parked")
+        policy.release("parked", 2)
+        await state_of(gym, "parked", "parked")
         cuts = await gym.commit(checkpoint_id)
         # The time itself is what is tested here: longer than the whole budget.
         await asyncio.sleep(1.7)
-        assert "parked" == (await gym.rollouts())["r"]["state"]
+        shown = await gym.rollouts()
+        assert ["waiting_policy", "parked"] == [shown[name]["state"] for name in ("asking", "parked")]
         await gym.kill()
         await gym.start()
         await gym.adopt()
+        policy.release("asking", 2)
         await gym.restore(cuts, attempt=1)
-        found = await gym.result_of("r")
-    assert "completed" == found.get("body", found)["outcome"]
+        found = [await gym.result_of(name) for name in ("asking", "parked")]
+    assert ["completed"] * 2 == [each.get("body", each)["outcome"] for each in found]
 
 
-async def test_an_episode_that_used_up_its_time_fails(tmp_path: Path) -> None:
-    """A budget that ends is a failure, because a body holds nothing that depends on time."""
-    async with PolicyStub([[("add", {"n": 1})]] * 3) as policy, gym_at(tmp_path, "one") as gym:
-        policy.hold("r", 2)
+async def test_an_episode_that_used_up_its_time_fails(gym_of_one: RunningGym, rollout: str) -> None:
+    """CKPT-ROLL-037, CKPT-ROLL-064: a used up budget is a failure, a body holds nothing that depends on time."""
+    async with PolicyStub([[("add", {"n": 1})]] * 3) as policy:
+        policy.hold(rollout, 2)
         limits = {"max_turns": 5, "episode_ms": 300}
-        await gym.begin_rollout("r", task_of(), policy.address, limits=limits)
-        found = await gym.result_of("r")
-        policy.release("r", 2)
+        await gym_of_one.begin_rollout(rollout, task_of(), policy.address, limits=limits)
+        found = await gym_of_one.result_of(rollout)
+        policy.release(rollout, 2)
     assert ("episode_timeout", False, 1) == tuple(found["failure"][key] for key in ("kind", "terminal", "turns"))
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_a_reply_that_utf_8_cannot_hold_fails_its_rollout_alone(processes: str, tmp_path: Path) -> None:
+async def test_a_policy_that_stays_away_ends_the_rollout(gym: RunningGym, rollout: str) -> None:
+    """CKPT-GATE-018 to -021: tried again within policy_retry_ms, off the budget, then policy_unavailable."""
+    async with PolicyStub([[("add", {"n": 1})]]) as policy:
+        limits = {"max_turns": 5, "episode_ms": 1_000}
+        policy.hold(rollout, 2)
+        await gym.begin_rollout(rollout, task_of(), policy.address, limits=limits)
+        await until(lambda: "2" in policy.turns_of(rollout), "turn 2 is asked")
+        policy.refuse += [(503, {})] * 1_000
+        policy.fail(rollout, 2)
+        found = await gym.result_of(rollout)
+    assert ("policy_unavailable", False, 1) == tuple(found["failure"][key] for key in ("kind", "terminal", "turns"))
+    assert {"1", "2"} == set(policy.turns_of(rollout))
+
+
+async def test_a_reply_that_utf_8_cannot_hold_fails_its_rollout_alone(gym: RunningGym, rollout: str) -> None:
     """N10: a lone surrogate in the policy's text is a failure of its own kind, and the feed goes on."""
-    async with (
-        PolicyStub([[("add", {"n": 1})], "half \ud83d of a pair"]) as odd,
-        PolicyStub(SCRIPT) as even,
-        gym_at(tmp_path, processes) as gym,
-    ):
-        await gym.begin_rollout("odd", task_of(), odd.address)
-        failure = (await gym.result_of("odd"))["failure"]
-        await gym.begin_rollout("even", task_of(), even.address, limits={"max_turns": 1, "episode_ms": 60_000})
-        body = (await gym.result_of("even"))["body"]
+    async with PolicyStub([[("add", {"n": 1})], "half \ud83d of a pair"]) as odd, PolicyStub(SCRIPT) as even:
+        await gym.begin_rollout(f"{rollout}-odd", task_of(), odd.address)
+        failure = (await gym.result_of(f"{rollout}-odd"))["failure"]
+        await gym.begin_rollout(
+            f"{rollout}-even", task_of(), even.address, limits={"max_turns": 1, "episode_ms": 60_000}
+        )
+        body = (await gym.result_of(f"{rollout}-even"))["body"]
     assert ("result_not_representable", True) == (failure["kind"], failure["terminal"])
     assert "truncated" == body["outcome"]
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_a_taxi_ride_survives_a_kill(processes: str, tmp_path: Path) -> None:
+async def test_a_taxi_ride_survives_a_kill(tmp_path: Path) -> None:
     """C60 end to end: a ride with several steps per turn goes on from its boundary."""
     actions = ["south", "north", "east", "west", "pickup", "dropoff"]
     script: list[Any] = [[("step", {"action": actions[(turn + n) % 6]}) for n in range(2)] for turn in range(5)]
     async with PolicyStub(script) as policy:
         limits = {"max_turns": 5, "episode_ms": 600_000}
         ride: dict[str, Any] = {"environment": "taxi", "limits": limits, "seed": 3}
-        async with gym_at(tmp_path, processes) as gym:
+        async with gym_at(tmp_path, "one") as gym:
             await gym.begin_rollout("whole", {"seed": 11}, policy.address, **ride)
             expected = (await gym.result_of("whole"))["body"]
             policy.hold("cut", 4)

@@ -9,7 +9,6 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -85,13 +84,9 @@ async def serves(gym: RunningGym) -> bool:
     return bool((await gym.raw("agent", "GET", "/checkpoint"))["phase"] == "idle")
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_the_older_route_says_nothing_about_the_protocol(processes: str, tmp_path: Path) -> None:
+async def test_the_older_route_says_nothing_about_the_protocol(gym: RunningGym) -> None:
     """N14: an unmanaged rollout is counted and no more; its policy calls carry no header of the protocol."""
-    async with (
-        PolicyStub([[("add", {"n": 5}), ("add", {"n": -3})], "done"]) as policy,
-        gym_at(tmp_path, processes) as gym,
-    ):
+    async with PolicyStub([[("add", {"n": 5}), ("add", {"n": -3})], "done"]) as policy:
         run = {"environment": "conformance", "task": task_of(), "seed": 9, "policy": policy.address}
         content = await gym.data("agent", "/run", run)
         status = await gym.raw("agent", "GET", "/checkpoint")
@@ -100,6 +95,18 @@ async def test_the_older_route_says_nothing_about_the_protocol(processes: str, t
     assert 0 == status["counts"]["admitted"]
     assert [] == [name for asked in policy.asked for name in asked.headers if name.lower().startswith("gym-")]
     assert {9} == {asked.body["seed"] for asked in policy.asked}
+
+
+async def test_the_gate_does_not_hold_an_unmanaged_rollout(gym_of_one: RunningGym) -> None:
+    """CKPT-GATE-022, CKPT-PREP-015: it runs to its end while the gate is closed, and keeps nothing from being ready."""
+    async with PolicyStub([[("add", {"n": 5})], "done"]) as policy:
+        checkpoint_id = gym_of_one.next_id()
+        assert (await gym_of_one.prepare(checkpoint_id))["agent"]["ready"]
+        run = {"environment": "conformance", "task": task_of(), "policy": policy.address}
+        content = await gym_of_one.data("agent", "/run", run)
+        await gym_of_one.commit(checkpoint_id)
+        await gym_of_one.resume(checkpoint_id)
+    assert "completed" == content["body"]["outcome"]
 
 
 @pytest.mark.parametrize(
@@ -112,50 +119,48 @@ async def test_the_older_route_says_nothing_about_the_protocol(processes: str, t
     ],
 )
 async def test_the_older_route_refuses_what_it_cannot_run(
-    change: dict[str, object], code: str, plain_gym: RunningGym
+    change: dict[str, object], code: str, gym_of_one: RunningGym
 ) -> None:
     """Mistakes are answered with a problem document."""
     policy = {"base_url": "http://127.0.0.1:9", "model": "m", "api": "responses"}
     run: dict[str, object] = {"environment": "conformance", "task": task_of(), "policy": policy}
     with pytest.raises(Refused) as raised:
-        await plain_gym.data("agent", "/run", run | change)
+        await gym_of_one.data("agent", "/run", run | change)
     assert code == raised.value.code
 
 
 @pytest.mark.parametrize("path", ["/run", wire.PROBE_PATH])
 @pytest.mark.parametrize("token", [None, "wrong", CONTROL_TOKEN])
-async def test_the_data_plane_takes_its_own_token_only(path: str, token: str | None, plain_gym: RunningGym) -> None:
+async def test_the_data_plane_takes_its_own_token_only(path: str, token: str | None, gym_of_one: RunningGym) -> None:
     """CKPT-CONF-033: no token, a wrong one and that of the control plane are unauthorized."""
     with pytest.raises(Refused) as raised:
-        await plain_gym.data(
+        await gym_of_one.data(
             "agent", path, {}, {"Authorization": f"Bearer {token}"} if token else {"Authorization": ""}
         )
     assert (401, "unauthorized") == (raised.value.status, raised.value.code)
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_a_probe_is_an_effect_on_the_live_session(processes: str, tmp_path: Path) -> None:
+async def test_a_probe_is_an_effect_on_the_live_session(gym: RunningGym, world: WorldStub, rollout: str) -> None:
     """CKPT-CONF-032 … 040: executed, repeated, refused like any effect, and unseen by the agent's own count."""
-    async with PolicyStub([[("add", {"n": 0})], "done"]) as policy, WorldStub() as world:
-        world.status = 500
-        async with gym_at(tmp_path, processes, world_url=world.url) as gym:
-            policy.hold("r", 1)
-            await gym.begin_rollout("r", task_of(world.url), policy.address)
-            await until(lambda: ["1"] == policy.turns_of("r"), "turn 1 is asked")
-            add = PROBE | {"tool": "add", "args": {"n": 5}}
-            first = await gym.data("resources", wire.PROBE_PATH, add)
-            assert {"observation": '{"counter":15653,"draw":15648,"effects":1}'} == first
-            assert first == await gym.data("resources", wire.PROBE_PATH, add)
-            assert 0 == (await gym.rollouts())["r"]["turns_done"]
-            for change, code in (
-                ({"request_id": "r/1/2", "effects_done": 7}, "session_lost"),
-                ({"rollout_id": "nobody", "request_id": "nobody/1/1"}, "session_lost"),
-                ({"request_id": "r/1/3", "tool": "world", "args": {"tag": "x"}}, "internal"),
-            ):
-                with pytest.raises(Refused) as raised:
-                    await gym.data("resources", wire.PROBE_PATH, add | change)
-                assert code == raised.value.code
-            policy.release("r", 1)
+    world.status = 500
+    async with PolicyStub([[("add", {"n": 0})], "done"]) as policy:
+        policy.hold(rollout, 1)
+        await gym.begin_rollout(rollout, task_of(world.url), policy.address)
+        await until(lambda: ["1"] == policy.turns_of(rollout), "turn 1 is asked")
+        add = PROBE | {"rollout_id": rollout, "request_id": f"{rollout}/1/1", "tool": "add", "args": {"n": 5}}
+        first = await gym.data("resources", wire.PROBE_PATH, add)
+        assert {"observation": '{"counter":15653,"draw":15648,"effects":1}'} == first
+        assert first == await gym.data("resources", wire.PROBE_PATH, add)
+        assert 0 == (await gym.rollouts())[rollout]["turns_done"]
+        for change, code in (
+            ({"request_id": f"{rollout}/1/2", "effects_done": 7}, "session_lost"),
+            ({"rollout_id": "nobody", "request_id": "nobody/1/1"}, "session_lost"),
+            ({"request_id": f"{rollout}/1/3", "tool": "world", "args": {"tag": "x"}}, "internal"),
+        ):
+            with pytest.raises(Refused) as raised:
+                await gym.data("resources", wire.PROBE_PATH, add | change)
+            assert code == raised.value.code
+        policy.release(rollout, 1)
 
 
 async def test_a_gym_without_conformance_has_no_probe(tmp_path: Path) -> None:
@@ -169,19 +174,18 @@ async def test_a_gym_without_conformance_has_no_probe(tmp_path: Path) -> None:
         await gym.adopt()
         assert "conformance" not in (await gym.raw("agent", "GET", "/capabilities"))["features"]
         policy = {"base_url": "http://127.0.0.1:9", "model": "m", "api": "responses"}
-        assert "unknown_environment" == await gym.begin_rollout("r", task_of(), policy)
+        await gym.begin_rollout("r", task_of(), policy, outcome="unknown_environment")
         with pytest.raises(Refused):
             await gym.data("agent", wire.PROBE_PATH, PROBE | {"tool": "refuse", "args": {}})
     finally:
         await gym.close()
 
 
-@pytest.mark.parametrize("processes", FORMS)
-async def test_no_secret_leaves_the_process(processes: str, tmp_path: Path) -> None:
+async def test_no_secret_leaves_the_process(tmp_path: Path) -> None:
     """C75: a whole run with a failing handler, a refused call and a snapshot; no file and no reply holds a token."""
     async with PolicyStub([[("add", {"n": 1})], [("world", {"tag": "x"})]]) as policy, WorldStub() as world:
         world.status = 500
-        async with gym_at(tmp_path, processes, world_url=world.url) as gym:
+        async with gym_at(tmp_path, "three", world_url=world.url) as gym:
             await gym.begin_rollout("r", task_of(world.url), policy.address)
             await until(lambda: world.count["x"] == 1, "the effect has failed")
             await gym.snapshot()
@@ -221,10 +225,3 @@ async def test_without_tokens_it_does_not_serve(tmp_path: Path) -> None:
         _, err = await process.communicate()
     assert 2 == process.returncode
     assert b"--insecure-no-auth" in err
-
-
-@pytest.fixture
-async def plain_gym(tmp_path: Path) -> AsyncIterator[RunningGym]:
-    """A Gym in one process."""
-    async with gym_at(tmp_path, "one") as gym:
-        yield gym
