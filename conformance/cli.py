@@ -12,6 +12,8 @@ import importlib.util
 import json
 import os
 import random
+import signal
+import sys
 import time
 from dataclasses import replace
 from enum import Enum
@@ -147,6 +149,8 @@ def _settings(
 
 
 def _guarded(settings: Settings, json_file: Path | None, html_file: Path | None, *, quiet: bool) -> int:
+    # A terminated suite ends the Gym that it started, as an interrupted one does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return _run(settings, json_file, html_file, quiet=quiet)
     except TargetUnreachable as error:

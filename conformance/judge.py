@@ -96,8 +96,8 @@ class Judge:
         with self._lock:
             return _sentences(self._openapi.iter_response_errors(request, response))
 
-    def problem_faults(self, status: int, problem: Any, operation: str) -> list[str]:
-        """Return where a problem document disagrees with the error catalogue.
+    def problem_faults(self, status: int, problem: Any, operation: str) -> dict[str, str]:
+        """Return where a problem document disagrees with the error catalogue, by the requirement that it breaks.
 
         Args:
             status: the HTTP status of the response.
@@ -105,17 +105,18 @@ class Judge:
             operation: short name of the operation, since `definite` depends on it (`commit`, `restore`, …).
         """
         if not isinstance(problem, dict) or not isinstance(problem.get("code"), str):
-            return ["the body of an error is a problem document with a `code`"]
+            return {"CKPT-ERR-009": "the body of an error is a problem document with a `code`"}
         known = self._errors.get(problem["code"])
         if known is None:
-            return [f"the error code {problem['code']!r} is in the catalogue"]
-        faults = []
+            return {"CKPT-ERR-039": f"the error code {problem['code']!r} is in the catalogue"}
+        faults: dict[str, str] = {}
         if status != known.status:
-            faults.append(f"{known.code} has status {known.status}, not {status}")
+            faults["CKPT-ERR-010"] = f"{known.code} has status {known.status}, not {status}"
         if problem.get("retryable") is not known.retryable:
-            faults.append(f"{known.code} has retryable: {str(known.retryable).lower()}")
+            faults["CKPT-ERR-011"] = f"{known.code} has retryable: {str(known.retryable).lower()}"
         if problem.get("definite") is not known.definite_on(operation):
-            faults.append(f"{known.code} on {operation} has definite: {str(known.definite_on(operation)).lower()}")
+            definite = str(known.definite_on(operation)).lower()
+            faults["CKPT-ERR-012"] = f"{known.code} on {operation} has definite: {definite}"
         return faults
 
 

@@ -51,6 +51,9 @@ OPERATIONS: Mapping[str, tuple[str, str]] = {
 }
 """Method and path of every operation, by its operationId."""
 
+NO_SCHEMA, NO_INCARNATION = "CKPT-ERR-039", "CKPT-ID-017"
+"""What every response of a participant must be, whatever check sees it."""
+
 MAX_EXCHANGES = 4000
 MAX_KEPT_BYTES = 64 * 1024
 REPLY_WITHIN_S = 15.0
@@ -265,14 +268,18 @@ class Wire:
         exchange = reply.exchange
         pairs = list(reply.headers.items())
         faults = self.judge.response_faults(exchange.method, exchange.url, reply.status, pairs, reply.content)
+        broken = {NO_INCARNATION if names.HEADER_INCARNATION in fault else NO_SCHEMA for fault in faults}
         if reply.status >= 400:
-            faults += self.judge.problem_faults(reply.status, reply.json, operation)
+            against = self.judge.problem_faults(reply.status, reply.json, operation)
+            faults += against.values()
+            broken |= set(against)
         if faults:
             exchange.note = f"{exchange.note} violates openapi.yaml".strip()
             raise ResponseViolation(
                 f"the response to {operation} fits openapi.yaml",
                 expected="a response that openapi.yaml and the error catalogue describe",
                 got=f"{reply.brief}: {'; '.join(faults)}",
+                requirements=sorted(broken),
             )
 
     # --- several at a time ---

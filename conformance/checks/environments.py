@@ -199,18 +199,32 @@ def no_refusal_reaches_the_policy(case: Case) -> None:
     case.equal(expected, case.body(rollout), "the same body", "CKPT-EFFECT-016")
 
 
-@check("CKPT-ENV-012", "CKPT-EFFECT-016", profile="checkpoint", features=COMMON, budget="default")
+@check("CKPT-ENV-012", "CKPT-CONF-040", "CKPT-EFFECT-016", profile="turn-recovery", features=COMMON, budget="quick")
 def a_lost_session_ends_its_rollout(case: Case) -> None:
-    """N8: the sessions are reset under a live rollout: it ends as `session_lost`; the policy sees nothing of it."""
-    if case.sessions is case.agent:
-        raise NotOffered("one participant owns rollouts and sessions: it cannot lose one alone")
+    """N7, N8: the session holds another effect than the agent knows: `session_lost`; the policy sees nothing of it."""
     rollout = case.start_at(1)
-    restore_id = restored_at(case, case.sessions)
-    case.accepted(case.controller.resume(case.sessions, restore_id), "resume")
+    case.step("add an effect through the probe, which the agent does not know of")
+    case.accepted(probe(case, rollout, 1), "an effect of the probe", "CKPT-CONF-040")
     case.release(rollout)
     failure = case.failure(rollout, "CKPT-ENV-012")
     case.equal(("session_lost", False), (failure["kind"], failure["terminal"]), "the failure", "CKPT-ENV-012")
     case.equal(0, case.witness.asked(rollout.rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
+
+
+@check("CKPT-FENCE-012", "CKPT-FENCE-013", "CKPT-EFFECT-016", profile="checkpoint", features=COMMON, budget="quick")
+def a_stale_call_ends_its_rollout_without_a_result(case: Case) -> None:
+    """C10, N7: the sessions are reset under a live rollout: its next effect is stale, it ends without a result."""
+    if case.sessions is case.agent:
+        raise NotOffered("one participant owns rollouts and sessions: it cannot fence one of them alone")
+    rollout = case.start_at(1)
+    restore_id = restored_at(case, case.sessions)
+    case.accepted(case.controller.resume(case.sessions, restore_id), "resume")
+    case.release(rollout)
+    case.witness.wait_completed(rollout.rollout_id, 2)
+    case.until(lambda: case.agent.status()["counts"]["live"] == 0, "it ends at once", "CKPT-FENCE-012")
+    case.true(rollout.rollout_id not in case.agent.results(), "without a result", "CKPT-FENCE-012")
+    case.equal(0, case.witness.asked(rollout.rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
+    prepared_at(case, case.agent)
 
 
 @check("CKPT-ENV-001", "CKPT-ENV-002", profile="checkpoint", features=COMMON, storage=True, budget=("quick", "demo"))

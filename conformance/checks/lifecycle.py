@@ -198,7 +198,6 @@ def prepare_never_waits_for_a_generation(case: Case) -> None:
     "CKPT-GATE-004",
     "CKPT-PREP-002",
     "CKPT-GATE-001",
-    "CKPT-GATE-011",
     profile="checkpoint",
     features=COMMON,
     world=True,
@@ -212,9 +211,8 @@ def an_open_turn_runs_to_its_boundary(case: Case) -> None:
         rollout = case.start(written, rollout_id=rollout_id)
         effect.wait_begun()
         open_id = case.controller.next_id()
-        case.step(f"prepare {open_id} everywhere during the first effect")
-        for p in case.gym.participants:
-            case.accepted(case.controller.prepare(p, open_id, timeout_ms=1), "prepare is accepted")
+        case.step(f"prepare {open_id} at the agent during the first effect")
+        case.accepted(case.controller.prepare(case.agent, open_id, timeout_ms=1), "prepare is accepted")
         effect.release()
     prepare_everywhere(case, open_id)
     ended = [call.tag for call in case.world.calls(rollout_id=rollout_id, state="ended")]

@@ -181,8 +181,7 @@ def a_turn_that_was_open_is_in_the_cut_whole(case: Case) -> None:
         rollout = case.start(written, rollout_id=rollout_id)
         effect.wait_begun()
         checkpoint_id = case.controller.next_id()
-        for p in case.gym.participants:
-            case.accepted(case.controller.prepare(p, checkpoint_id, timeout_ms=1), "prepare")
+        case.accepted(case.controller.prepare(case.agent, checkpoint_id, timeout_ms=1), "prepare")
     cut = take_cut(case, checkpoint_id=checkpoint_id)
     case.equal(2, cut.row(case, rollout_id)["turns_done"], "the whole turn is in the cut", "CKPT-COMMIT-005")
     case.witness.wait_asked(rollout_id, 3)
