@@ -415,6 +415,11 @@ class Core:
             raise DeadlineExceeded("the work goes on; a repeat of this call joins it", **self._continues(checkpoint_id))
         return work.result()
 
+    def _about_open(self) -> dict[str, Any]:
+        """Return what an error about the open checkpoint carries (CKPT-CKID-031)."""
+        opened = self.machine.open
+        return {} if opened is None else {"checkpoint_id": str(opened.checkpoint_id), "phase": self.machine.phase.value}
+
     def _continues(self, checkpoint_id: CheckpointId) -> Mapping[str, Any]:
         return {"continues": True, "checkpoint_id": str(checkpoint_id), "phase": self.machine.phase.value}
 
@@ -434,10 +439,13 @@ class Core:
     def install(self, plan: Plan, source: Source, entries: Sequence[Entry]) -> None:
         """Replace all managed work by what a restore has built; the parts are installed already. Does not await."""
         now = self.clock.now()
+        kept = {finished.receipt.rollout_id: finished.receipt.attempt for finished in plan.results}
         for rollout_id, record in self._store.cut()[0].items():
-            self.fences.raise_to(rollout_id, record.attempt)
+            self.fences.raise_to(rollout_id, record.attempt - (kept.get(rollout_id) == record.attempt))
+        self.fences.replace(source.tombstones, kept)
+        if self.registry is not None:
+            self.registry.drop_all(kept)
         self._store.clear()
-        self.fences.replace(source.tombstones)
         if self.registry is not None:
             self.registry.install(entries, [replace(finished, at=now) for finished in plan.results])
         else:

@@ -90,10 +90,16 @@ class Fences:
         """Return all tombstones as they are now, by hashed id."""
         return dict(self._tombstones)
 
-    def replace(self, tombstones: Mapping[str, Tombstone]) -> None:
-        """Install the tombstones of a restore; the replaced ones leave fences (CKPT-FENCE-010 to CKPT-FENCE-012)."""
+    def replace(self, tombstones: Mapping[str, Tombstone], kept: Mapping[str, int]) -> None:
+        """Install the tombstones of a restore; the replaced ones leave fences (CKPT-FENCE-009 to CKPT-FENCE-011).
+
+        Args:
+            tombstones: those of the source.
+            kept: the results that the restore makes current: rollout id to attempt. Their own attempt stays free.
+        """
+        free = {hashed(rollout_id): attempt for rollout_id, attempt in kept.items()}
         for key, gone in self._tombstones.items():
-            self._raise(key, gone.attempt)
+            self._raise(key, gone.attempt - (free.get(key) == gone.attempt))
         self._tombstones = dict(tombstones)
         self._released = sum(tombstone.kind == "released" for tombstone in self._tombstones.values())
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -53,6 +53,10 @@ _VERSION = re.compile(r"v(0|[1-9][0-9]{0,3})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
+_QUERY: Mapping[str, Collection[str]] = {
+    "list_rollouts": ("after", "limit", "state"),
+    "results": ("after", "limit", "wait_ms"),
+}
 _STATES = frozenset({"running", "parked", "waiting_policy", "restart", "finished", "failed", "released", "retired"})
 _RETRY_AFTER_MS = 1_000
 
@@ -134,7 +138,7 @@ class ControlPlane:
         self.participant = participant
         self._token = token
         self._running: set[asyncio.Task[Any]] = set()
-        self._gets: Mapping[str, Callable[[Request, Sequence[str]], Awaitable[Response]]] = {
+        self._gets: Mapping[str, Callable[[Mapping[str, str], Sequence[str]], Awaitable[Response]]] = {
             "capabilities": self._capabilities,
             "status": self._status,
             "list_rollouts": self._list_rollouts,
@@ -155,8 +159,9 @@ class ControlPlane:
             require_token(request.header("authorization"), self._token)
             route, values = self._route(request)
             operation = route.operation
+            query = _query(request, _QUERY.get(operation, ()))
             if route.operation in self._gets:
-                response = await self._gets[route.operation](request, values)
+                response = await self._gets[route.operation](query, values)
             elif route.operation == "put_artifact":
                 response = await self._put_artifact(request, values, body)
             else:
@@ -242,31 +247,29 @@ class ControlPlane:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def _capabilities(self, _request: Request, _values: Sequence[str]) -> Response:
+    async def _capabilities(self, _query: Mapping[str, str], _values: Sequence[str]) -> Response:
         return Response(200, encode(self.participant.capabilities()))
 
-    async def _status(self, _request: Request, _values: Sequence[str]) -> Response:
+    async def _status(self, _query: Mapping[str, str], _values: Sequence[str]) -> Response:
         return Response(200, encode(self.participant.status()))
 
-    async def _list_rollouts(self, request: Request, _values: Sequence[str]) -> Response:
-        query = _query(request, "after", "limit", "state")
+    async def _list_rollouts(self, query: Mapping[str, str], _values: Sequence[str]) -> Response:
         if (state := query.get("state")) is not None and state not in _STATES:
             raise InvalidRequest("state is not one of the states of a rollout")
         limit = _number(query, "limit", 1, 1_000_000)
         return Response(200, self.participant.rollouts_page(query.get("after", ""), limit, state))
 
-    async def _get_rollout(self, _request: Request, values: Sequence[str]) -> Response:
+    async def _get_rollout(self, _query: Mapping[str, str], values: Sequence[str]) -> Response:
         if not wire.is_rollout_id(values[0]):
             raise InvalidRequest("the path does not name a rollout id")
         return Response(200, encode(self.participant.rollout(values[0])))
 
-    async def _results(self, request: Request, _values: Sequence[str]) -> Response:
-        query = _query(request, "after", "limit", "wait_ms")
+    async def _results(self, query: Mapping[str, str], _values: Sequence[str]) -> Response:
         limit = _number(query, "limit", 1, 1_000_000)
         wait_ms = _number(query, "wait_ms", 0, 86_400_000) or 0
         return Response(200, await self.participant.results(query.get("after", ""), limit, wait_ms))
 
-    async def _get_artifact(self, _request: Request, values: Sequence[str]) -> Response:
+    async def _get_artifact(self, _query: Mapping[str, str], values: Sequence[str]) -> Response:
         checkpoint_id, name = _artifact(values)
         return Response(200, self.participant.artifact(checkpoint_id, name), BYTES_TYPE)
 
@@ -397,8 +400,12 @@ def _required(request: Request, name: str, form: re.Pattern[str]) -> str:
     return value
 
 
-def _query(request: Request, *names: str) -> dict[str, str]:
-    """Return the known fields of the query; others mean nothing here."""
+def _query(request: Request, names: Collection[str]) -> dict[str, str]:
+    """Return the fields of the query.
+
+    Raises:
+        InvalidRequest: it cannot be read, or holds an unknown field or one twice (CKPT-ERR-040, CKPT-ERR-041).
+    """
     found: dict[str, str] = {}
     try:
         pairs = parse_qsl(request.query, keep_blank_values=True, errors="strict", max_num_fields=100)
@@ -407,8 +414,9 @@ def _query(request: Request, *names: str) -> dict[str, str]:
     for name, value in pairs:
         if name in found:
             raise InvalidRequest(f"{name} is in the query twice")
-        if name in names:
-            found[name] = value
+        if name not in names:
+            raise InvalidRequest("the query holds a field that this operation does not know")
+        found[name] = value
     if len(found.get("after", "")) > 1024:
         raise InvalidRequest("after is longer than 1024 characters")
     return found

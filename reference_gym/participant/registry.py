@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,11 @@ from spec.messages import StartRollout
 
 logger = logging.getLogger(__name__)
 
+Verdict = tuple[str, Receipt | None, str | None]
+"""The outcome of one item of a start call, with its receipt and detail."""
+
+_TWICE: Verdict = ("invalid", None, "the rollout is in the batch more than once")  # CKPT-ROLL-003
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -55,9 +61,9 @@ class Entry:
 class Shared:
     """What the registry shares with the rest of its participant.
 
-    ``values`` returns what the parts hold of a rollout, ``drop`` frees it there, ``progressed`` counts a change of what a
-    cut would hold, ``freed`` tells that something has stopped, ``owns_sessions`` tells whether verifications run in this
-    participant.
+    ``values`` returns what the parts hold of a rollout, ``drop`` frees it there. ``progressed`` counts a change of what
+    a cut would hold, ``freed`` tells that something has stopped. ``owns_sessions`` tells whether verifications run in
+    this participant.
     """
 
     gate: Gate
@@ -143,11 +149,14 @@ class Registry:
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def start(self, items: Sequence[StartRollout], policy: PolicyMessage | None) -> list[dict[str, Any]]:
-        """Judge the items of one start call one after the other (CKPT-ROLL-003); return their outcomes."""
+        """Judge the items of one start call; return their outcomes in order."""
         outcomes = []
+        times = Counter(item.rollout_id for item in items)
         for item in items:
             outcome: dict[str, Any] = {"rollout_id": item.rollout_id, "attempt": item.attempt}
-            verdict, receipt, detail = self._start(item, item.policy or policy)
+            verdict, receipt, detail = _TWICE
+            if times[item.rollout_id] == 1:
+                verdict, receipt, detail = self._start(item, item.policy or policy)
             outcome["outcome"] = verdict
             if receipt is not None:
                 outcome["receipt"] = receipt.as_json()
@@ -156,7 +165,7 @@ class Registry:
             outcomes.append(outcome)
         return outcomes
 
-    def _start(self, item: StartRollout, policy: PolicyMessage | None) -> tuple[str, Receipt | None, str | None]:
+    def _start(self, item: StartRollout, policy: PolicyMessage | None) -> Verdict:
         """Return the first outcome that fits, in the order of CKPT-ROLL-004."""
         start = None if policy is None else start_of(item, Policy(policy.base_url, policy.model, policy.api))
         if start is None:
@@ -175,7 +184,7 @@ class Registry:
             return held
         return self._admit(start)
 
-    def _held(self, start: Start) -> tuple[str, Receipt | None, str | None] | None:
+    def _held(self, start: Start) -> Verdict | None:
         """Return the outcome for a rollout that is known, or None if it may be admitted."""
         fences, rollout_id, attempt = self._shared.fences, start.rollout_id, start.attempt
         if attempt <= (through := self.fence(rollout_id)):
@@ -195,7 +204,7 @@ class Registry:
             return "already_finished", finished.receipt, None
         return None
 
-    def _admit(self, start: Start) -> tuple[str, Receipt | None, str | None]:
+    def _admit(self, start: Start) -> Verdict:
         if self.draining or not self._shared.gate.is_open:
             return "admission_closed", None, "the participant is draining" if self.draining else "the gate is closed"
         lower = self.live.get(start.rollout_id)
@@ -489,18 +498,22 @@ class Registry:
             built.append(Entry(rollout, start_text(saved.start)))
         return built
 
-    def install(self, built: Iterable[Entry], results: Sequence[Finished]) -> None:
-        """Make restored rollouts and results current in one step; all earlier work is fenced and dropped.
+    def drop_all(self, kept: Mapping[str, int]) -> None:
+        """Fence and drop all work and all results, because a restore replaces them (CKPT-RESTORE-015, -016).
 
-        The parts must have been installed before, so that the first record of each rollout holds what they hold.
+        Args:
+            kept: the results that the restore makes current: rollout id to attempt. Their own attempt stays free.
         """
-        kept = {finished.receipt for finished in results}
         for rollout_id, entry in list(self.live.items()):
-            self._shared.fences.raise_to(rollout_id, entry.rollout.attempt)
+            attempt = entry.rollout.attempt
+            self._shared.fences.raise_to(rollout_id, attempt - (kept.get(rollout_id) == attempt))
             self._remove(entry)
         for finished in self._shared.feed.all():
-            dropped = finished.receipt.attempt - (finished.receipt in kept)
-            self._shared.fences.raise_to(finished.receipt.rollout_id, dropped)
+            rollout_id, attempt = finished.receipt.rollout_id, finished.receipt.attempt
+            self._shared.fences.raise_to(rollout_id, attempt - (kept.get(rollout_id) == attempt))
+
+    def install(self, built: Iterable[Entry], results: Sequence[Finished]) -> None:
+        """Make restored rollouts and results current; the parts have been installed before."""
         self._shared.feed.renew(results)
         for entry in built:
             self._insert(entry)

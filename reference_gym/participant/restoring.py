@@ -80,7 +80,7 @@ def require_single(request: RestoreRequest) -> None:
     """
     for name, ids in (
         ("rollouts", [rollout.rollout_id for rollout in frozenset(request.rollouts)]),
-        ("results", [rollout_id for rollout_id, _ in {(r.rollout_id, r.digest) for r in request.results}]),
+        ("results", [rollout_id for rollout_id, *_ in {(r.rollout_id, r.attempt, r.digest) for r in request.results}]),
     ):
         if len(ids) != len(set(ids)):
             twice = next(rollout_id for rollout_id in ids if ids.count(rollout_id) > 1)

@@ -332,7 +332,7 @@ class Participant(Core):
         opened = self.machine.open
         if opened is not None:
             phase = self.machine.phase.value
-            raise InvalidPhase(f"phase {phase}", checkpoint_id=str(opened.checkpoint_id), phase=phase)
+            raise InvalidPhase(f"an upload is not possible in phase {phase}", **self._about_open())
 
     # --- inside: commit -----------------------------------------------------------------------------------------------
 
@@ -351,6 +351,8 @@ class Participant(Core):
                 target = self._commit.target if self._commit is not None else Target(directory)
                 foreign = await asyncio.to_thread(find_foreign, target)
                 step = judge()  # Again: while the directory was looked at, another call may have come first.
+                if step.todo is not None and not left_out:
+                    self._require_recordable()
                 if foreign is not None and step.answer is Answer.ACCEPTED:
                     raise TargetExists(f"the target directory is not empty: it holds {foreign!r}")
         except (InvalidPhase, NotReady) as refusal:
@@ -368,6 +370,20 @@ class Participant(Core):
         elif self.machine.where(checkpoint_id) is Where.OPEN:
             self.accept(step)
         return self.machine.where(checkpoint_id)
+
+    def _require_recordable(self) -> None:
+        """Refuse a cut that would hold a record beyond the limit (CKPT-COMMIT-051 to CKPT-COMMIT-053).
+
+        Raises:
+            PayloadTooLarge: naming the limit and every such rollout.
+        """
+        others = self.registry.restarts() if self.registry is not None else {}
+        unable = self._store.cut()[1]
+        named = sorted(key for key, reason in unable.items() if reason == "record_too_large" and key not in others)
+        if named:
+            limit = f"max_record_bytes {self.config.limits.max_record_bytes}"
+            text = f"the record of {named[0]} is longer than {limit} ({len(named)} in all)"
+            raise PayloadTooLarge(text, **self._about_open(), rollouts=[{"rollout_id": key} for key in named])
 
     async def _directory(self, request: CommitRequest) -> Path:
         """Return the directory of a commit's target.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kit's tests share: a clock that the test moves, a Gym whose policy and effects the test holds, a controller."""
+"""What the kit's tests share: a clock that the test moves, and a Gym whose policy and effects the test holds."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ Reply = Sequence[tuple[str, int]]
 
 
 class Loop:
-    """An agent whose policy is the test: it answers each call with a list of (tool, n); an empty one ends the rollout."""
+    """An agent whose policy is the test: it answers each call with a list of (tool, n); an empty one ends it."""
 
     def __init__(self, world: World) -> None:
         self.world = world

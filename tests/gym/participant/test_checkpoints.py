@@ -76,7 +76,7 @@ async def test_a_policy_that_never_answers_does_not_keep_prepare_waiting(gym: Gy
 
 
 async def test_a_tool_longer_than_the_limit_blocks_and_then_is_ready(tmp_path: Path) -> None:
-    """C29, N4: not ready with one blocker and its age; the same prepare, with a smaller limit, is ready once it ended."""
+    """C29, N4: not ready with one blocker and its age; the same prepare with a smaller limit is ready later."""
     clock = MovedClock()
     gym = Gym(tmp_path, clock=clock)
     gym.world.hold("a/1/1")
@@ -396,7 +396,7 @@ async def test_adoption_happens_also_when_the_call_itself_is_refused(gym: Gym) -
 
 
 async def test_the_target_must_be_an_own_empty_directory_inside_the_roots(gym: Gym, tmp_path: Path) -> None:
-    """C45, C23: outside, through `..`, through a link, missing, a file, not empty: refused, nothing written anywhere."""
+    """C45, C23: outside, through `..`, through a link, missing, a file, not empty: refused, nothing is written."""
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
     (tmp_path / "link").symlink_to(outside)
@@ -458,12 +458,17 @@ async def test_a_file_system_without_rename_gives_a_clear_refusal(tmp_path: Path
     assert [] == list((tmp_path / "1-1").iterdir())
 
 
-async def test_a_record_beyond_the_limit_makes_its_rollout_restart(tmp_path: Path) -> None:
-    """C49: the cut says so by name, and the others are in it."""
+async def test_a_record_beyond_the_limit_fails_the_commit_or_is_left_out(tmp_path: Path) -> None:
+    """C49: the commit names the rollout and the limit; with leave_out_blocked the cut says so, the others are in it."""
     gym = Gym(tmp_path, limits=Limits(max_record_bytes=600))
     await gym.start("big", task={"text": "x" * 1_000})
     await gym.start("small")
-    reply = await gym.snapshot("1-1")
+    await gym.prepare("1-1")
+    refusal = await refused(gym.commit("1-1"))
+    assert ("payload_too_large", [{"rollout_id": "big"}]) == (refusal.code, refusal.extra["rollouts"])
+    assert "max_record_bytes" in refusal.detail
+    assert ("prepared", False) == (gym.status["phase"], gym.status["captured"])
+    reply = await gym.commit("1-1", leave_out_blocked=True)
     assert (1, 1) == (reply["counts"]["turn"], reply["counts"]["restart"])
     rows = [json.loads(line) for line in (tmp_path / "1-1" / "rollouts.jsonl").read_text().splitlines()]
     assert ["record_too_large", None] == [row.get("reason") for row in rows]
@@ -504,7 +509,7 @@ async def test_every_mutating_operation_refuses_what_is_stale_and_changes_nothin
         for call in stale:
             assert code == (await refused(call)).code
             assert before == gym.status
-    assert ["stale_attempt", "stale_attempt"] == await gym.start("old", "old", attempt=1, epoch=2)
+    assert ["stale_attempt"] == await gym.start("old", attempt=1, epoch=2)
     assert before == gym.status
     refusal = await refused(gym.restore("2-9", "1-1", digest, [("old", 2, 2, 0), ("live", 0, 0, 0)]))
     assert [("old", 2), ("live", 0)] == [(r["rollout_id"], r["through_attempt"]) for r in refusal.extra["rollouts"]]

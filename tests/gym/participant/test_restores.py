@@ -34,7 +34,7 @@ async def refused(call: Any) -> ProtocolError:
 
 
 async def example(gym: Gym) -> tuple[str, Any]:
-    """Take the snapshot 1-1: `a` finished, `b` has done 2 turns, `c` 1; return the manifest's digest and a's receipt."""
+    """Take the snapshot 1-1: `a` finished, `b` has done 2 turns, `c` 1; return the digest and a's receipt."""
     await gym.start("a", "b", "c")
     gym.loop.reply("a", [("add", 1)])
     (receipt,) = await gym.finish("a")
@@ -55,7 +55,7 @@ async def final(gym: Gym, rollout_id: str) -> Any:
 
 
 async def test_a_restore_into_another_process_continues_after_the_last_turn(gym: Gym, tmp_path: Path) -> None:
-    """C46 and the acid test: no turn of the cut is asked for again, and the bodies are those of an uninterrupted run."""
+    """C46 and the acid test: no turn of the cut is asked for again, and the bodies are equal."""
     digest, receipt = await example(gym)
     gym.loop.reply("b", [("add", 7)])
     expected = await final(gym, "b")
@@ -82,7 +82,7 @@ async def test_a_restore_into_another_process_continues_after_the_last_turn(gym:
 
 
 async def test_a_restore_into_the_living_process_drops_all_earlier_work(gym: Gym) -> None:
-    """Earlier attempts are fenced, results that are not kept are gone, the feed is new; twice from one snapshot (N15)."""
+    """Earlier attempts are fenced, results not kept are gone, the feed is new; twice from one snapshot (N15)."""
     digest, receipt = await example(gym)
     gym.loop.reply("b", [("add", 7)])
     expected = await final(gym, "b")
@@ -140,6 +140,19 @@ async def test_an_acknowledged_rollout_runs_again_after_the_restore_of_an_earlie
     await gym.resume("1-2")
     await gym.waiting("a")
     assert ("a", 1, 1) == gym.loop.asked[-1]
+
+
+async def test_a_kept_result_can_be_asked_for_again_at_its_own_attempt(gym: Gym) -> None:
+    """CKPT-RESTORE-054, CKPT-FENCE-011: acknowledged after the cut or not, its own attempt is already_finished."""
+    await gym.start("a", "b")
+    receipts = await gym.finish("a", "b")
+    digest = (await gym.snapshot("1-1"))["manifest"]["digest"]
+    assert ["released"] == await gym.acks(receipts[0])
+    await gym.restore("1-2", "1-1", digest, results=receipts)
+    await gym.resume("1-2")
+    assert ["already_finished"] * 2 == await gym.start("a", "b")
+    assert ["released", "released"] == await gym.acks(*receipts)
+    assert ["released"] * 2 == await gym.start("a", "b", attempt=1)
 
 
 async def test_a_reset_leaves_nothing_and_fences_everything(gym: Gym) -> None:
@@ -321,7 +334,7 @@ async def test_abort_of_a_restore_under_way_leaves_everything_as_before(gym: Gym
 
 @pytest.mark.parametrize("how", ["abort", "lease", "higher controller"])
 async def test_what_was_restored_and_not_resumed_is_discarded_and_fenced(tmp_path: Path, how: str) -> None:
-    """N16's other half: after restored, an abort, the lease or a higher controller leaves an empty, open participant."""
+    """N16's other half: an abort, the lease or a higher controller leaves an empty, open participant."""
     clock = MovedClock()
     gym = Gym(tmp_path, clock=clock)
     digest, receipt = await example(gym)
@@ -349,14 +362,14 @@ async def test_a_session_that_cannot_be_built_fails_the_whole_restore(gym: Gym, 
     other = Gym(tmp_path)
     await other.start("live", epoch=2)
     await other.waiting("live")
-    load = other.sessions._load  # noqa: SLF001 - the test breaks it
+    load = other.sessions._load
 
     def broken(environment: str, saved: Any, restored: Any) -> Counter:
         if restored.rollout_id == "c":
             raise ValueError("damaged state")
         return load(environment, saved, restored)
 
-    other.sessions._load = broken  # type: ignore[method-assign]  # noqa: SLF001 - the test breaks it
+    other.sessions._load = broken  # type: ignore[method-assign]
     refusal = await refused(other.restore("2-1", "1-1", digest, ROWS))
     assert "internal" == refusal.code
     assert "damaged state" not in refusal.detail

@@ -75,31 +75,36 @@ async def test_start_outcomes_come_in_the_order_of_precedence(gym: Gym) -> None:
     await gym.finish("failed")
     before = gym.status
     items = [
-        start_item("x", policy=None),
-        start_item("x", task={"bad": True}),
-        start_item("x", agent="nobody"),
-        start_item("x", environment="nowhere"),
+        start_item("x1", policy=None),
+        start_item("x2", task={"bad": True}),
+        start_item("x3", agent="nobody"),
+        start_item("x4", environment="nowhere"),
+        start_item("twice"),
+        start_item("twice", attempt=1),
         start_item("live", task_digest="other"),
         start_item("done", task_digest="other"),
-        start_item("done", attempt=2, task_digest="other"),
-        start_item("done", attempt=2),
-        start_item("failed"),
     ]
-    reply = await gym.participant.start(gym.caller(), messages.StartRequest.of({"rollouts": items}))
+    more = [start_item("done", attempt=2, task_digest="other"), start_item("failed")]
+    outcomes = []
+    for batch in (items, more, [start_item("done", attempt=2)]):
+        reply = await gym.participant.start(gym.caller(), messages.StartRequest.of({"rollouts": batch}))
+        messages.StartResponse.of(reply)
+        outcomes += reply["outcomes"]
     assert [
         "invalid",
         "invalid",
         "invalid",
         "unknown_environment",
+        "invalid",
+        "invalid",
         "conflict",
         "conflict",
         "conflict",
         "already_finished",
         "already_finished",
-    ] == [outcome["outcome"] for outcome in reply["outcomes"]]
-    assert receipt == reply["outcomes"][7]["receipt"]
+    ] == [outcome["outcome"] for outcome in outcomes]
+    assert receipt == outcomes[-1]["receipt"]
     assert before["counts"] == gym.status["counts"]
-    messages.StartResponse.of(reply)
 
 
 def _fail(rollout: Any, value: int) -> Success:
