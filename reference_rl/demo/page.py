@@ -132,7 +132,10 @@ def _checks(columns: Sequence[Column], suite: Suite | None) -> str:
     if suite is not None:
         link = f'<a href="{escape(suite.report)}">its report</a>'
         lines.append(
-            (suite.passed, f"The conformance suite ran against the same Gym: {escape(suite.verdict)} ({link}).")
+            (
+                suite.passed,
+                f"The conformance suite ran against a Gym of the same build: {escape(suite.verdict)} ({link}).",
+            )
         )
     return "\n".join(f'<li class="{"yes" if good else "no"}">{text}</li>' for good, text in lines)
 

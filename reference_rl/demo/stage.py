@@ -19,6 +19,7 @@ from reference_rl.demo.processes import Processes, Started, wait_until
 from reference_rl.demo.scenario import Scenario
 
 START_S = 45.0
+GRACE_MS = 200  # nobody wants a last snapshot when a run is over
 CONTROL_ENV = "GYM_CHECKPOINT_TOKEN"
 DATA_ENV = "GYM_CHECKPOINT_DATA_TOKEN"
 Json = dict[str, Any]
@@ -163,6 +164,7 @@ class Stage:
             "processes": self.gym_form,
             "storage_roots": [str(self.snapshots)],
             "environments": ["taxi"],
+            "limits": {"shutdown_grace_ms": GRACE_MS},
             "tokens": {
                 "control": {"env": CONTROL_ENV},
                 "data": {"env": DATA_ENV},

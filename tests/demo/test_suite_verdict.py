@@ -15,7 +15,7 @@ from reference_rl.demo.suite import verdict_of
         (
             0,
             {"passed": 40, "planned": 9, "not_run": 1},
-            "40 requirements passed, none failed, 10 not judged by so short a run",
+            "40 requirements passed, none failed; 10 not judged",
         ),
         (1, {"passed": 38, "failed": 2}, "2 of 40 judged requirements failed"),
         (4, {"passed": 38}, "flaky"),

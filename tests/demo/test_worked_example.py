@@ -15,9 +15,9 @@ from reference_rl.demo.__main__ import main
 def test_without_turn_recovery_six_turns_are_paid_twice_and_with_it_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """N1, I8: columns 0 and 3 of the table, bodies equal to those of the uninterrupted run, other ports after the crash."""
+    """I8: columns 0 and 3, bodies equal to those of the uninterrupted run, other ports after the crash."""
     out = tmp_path / "demo"
-    code = main(["--out", str(out), "--columns", "0", "3", "--no-suite"])
+    code = main(["--out", str(out), "--columns", "0", "3", "--no-suite", "--latency", "0.1"])
     said = capsys.readouterr()
     assert 0 == code, said.err
     assert "  6 0\n" in said.out
