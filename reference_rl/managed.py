@@ -41,9 +41,8 @@ class ManagedSession(Session):
                 tasks.append(asyncio.create_task(self.snapshot_loop()))
                 code = await self.until_done(*tasks)
             if code == EXIT_DONE:
-                for manager in self.managers.values():
-                    await best_effort(manager.settle_debts(), SETTLE_AT_END_S)
                 self.write_results()
+                await best_effort(self._settle_to_the_end(), SETTLE_AT_END_S)
                 self.events.emit("done", **self.ledger.read(queries.counts))
         return code
 
@@ -120,6 +119,12 @@ class ManagedSession(Session):
             snapshot_dirs=dirs,
         )
         self.checkpointer.lost_gym = lambda alias: self.managers[alias].lose()
+
+    async def _settle_to_the_end(self) -> None:
+        for manager in self.managers.values():
+            while self.ledger.read(queries.debts, manager.gym.alias, 1):
+                if not await best_effort(manager.settle_debts(), SETTLE_AT_END_S):
+                    await asyncio.sleep(0.1)
 
     async def _settle_all(self) -> None:
         for manager in self.managers.values():

@@ -215,8 +215,9 @@ class Session:
         durable.publish_file(self.settings.run_dir / RESULTS, "".join(line + "\n" for line in lines).encode())
 
     def is_done(self) -> bool:
-        """Return whether an earlier process brought the run to its end."""
-        return (self.settings.run_dir / RESULTS).exists()
+        """Return whether an earlier process brought the run to its end, its last ACKs included."""
+        owed = any(self.ledger.read(queries.debts, gym.alias, 1) for gym in self.settings.gyms)
+        return (self.settings.run_dir / RESULTS).exists() and not owed
 
     def save_evidence(self, error: InvariantViolated) -> Path:
         """Save what an invariant was violated by, for people to look at."""

@@ -32,7 +32,7 @@ class GymSettings(_Settings):
     """One Gym: where to find it, and under which path it sees this run's snapshots."""
 
     alias: Name
-    url: str | None = None
+    url: Annotated[str, Field(pattern=r"^https?://[^/?#]")] | None = None
     announce: Path | None = None
     optional: bool = False
     snapshot_dir: Path | None = None

@@ -39,8 +39,8 @@ def settings(run_dir: Path, gym: ScriptedParticipant | str, **changes: Any) -> R
         "gyms": [{"alias": "gym", "url": gym if isinstance(gym, str) else gym.url}],
         "policy": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "chat_completions"},
         "tasks": {"environment": ENVIRONMENT, "groups": 1, "siblings": 3, "max_turns": 5, "task": {"seed": 7}},
-        "snapshot": {"timeout_ms": 1500, "durable_timeout_ms": 3000, "lease_ms": 3000, "backoff_s": 0.01},
-        "client": {"attempts": 3, "first_wait_s": 0.01, "longest_wait_s": 0.05, "call_ms": 500, "grace_s": 0.3},
+        "snapshot": {"timeout_ms": 400, "durable_timeout_ms": 2000, "lease_ms": 1500, "backoff_s": 0.01},
+        "client": {"attempts": 2, "first_wait_s": 0.01, "longest_wait_s": 0.02, "call_ms": 300, "grace_s": 0.2},
         "recovery": {"reach_s": 5.0, "restore_tries": 3, "health_s": 0.1},
     }
     for name, value in changes.items():

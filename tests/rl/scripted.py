@@ -80,6 +80,7 @@ class ScriptedParticipant:
         self.workers = {"count": 1, "coordinated": True}
         self.profiles = ["results", "checkpoint", "turn-recovery"]
         self.state_version = "1"
+        self.versions = ["1.0"]
         self.gone_404 = False
         self.faults: dict[str, Fault] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -321,7 +322,7 @@ class ScriptedParticipant:
             "owns": list(self.owns),
             "incarnation": self.incarnation,
             "implementation": {"name": "scripted", "version": "1"},
-            "protocol_versions": ["1.0"],
+            "protocol_versions": self.versions,
             "profiles": self.profiles,
             "features": [],
             "state_schema": {"id": "scripted", "version": 1, "reads": [1]},

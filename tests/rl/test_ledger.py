@@ -124,7 +124,11 @@ def test_a_kept_receipt_is_saved_whatever_the_current_attempt_is(ledger: Ledger)
     """CKPT-ACK-025: a receipt on the keep list lets its result in, also while a restore is open."""
     served = success("r_g0_s0", attempt=0)
     ledger.call(
-        transitions.open_restore, "gym", 1, [Reservation("r_g0_s0", "test"), Reservation("r_g0_s1", "x")], [served.receipt]
+        transitions.open_restore,
+        "gym",
+        1,
+        [Reservation("r_g0_s0", "test"), Reservation("r_g0_s1", "x")],
+        [served.receipt],
     )
     assert ["saved", "surplus"] == settle(ledger, served, success("r_g0_s1", attempt=0))
     assert [] == ledger.read(queries.kept, "gym")
