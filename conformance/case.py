@@ -332,9 +332,11 @@ class Case:
     # --- the end ---
 
     def close(self) -> None:
-        """Leave the Gym as it was found: release everything, end what is open, retire and ACK what is ours."""
+        """Release everything, and, if rollouts were started, end what is open, retire and ACK what is ours."""
         self.witness.release_all()
         self.world.release_all()
+        if not self.attempts:
+            return
         try:
             self.gym.refresh()
             controller = self.new_controller("tidy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -13,12 +13,16 @@ from urllib.parse import parse_qsl, urlsplit
 from openapi_core import Config, OpenAPI
 from openapi_core.datatypes import RequestParameters
 from openapi_core.exceptions import OpenAPIError
+from openapi_core.validation.request.validators import V31RequestBodyValidator, V31RequestParametersValidator
+from openapi_core.validation.response.validators import V31ResponseDataValidator, V31ResponseHeadersValidator
 from werkzeug.datastructures import Headers, ImmutableMultiDict
 
 from spec import ErrorSpec
 from spec import wire as names
 
 HOST = "http://gym"
+MAX_HEADS = 20_000
+CHANGING_HEADERS = frozenset({"date", "content-length", "server"})
 
 
 @dataclass
@@ -61,16 +65,10 @@ class Judge:
     """
 
     def __init__(self, document: Mapping[str, Any], errors: Mapping[str, ErrorSpec]) -> None:
-        # The document itself is judged by the tests of the specification, not at every start.
-        unchecked = Config(
-            spec_validator_cls=None,  # type: ignore[arg-type]  # None is handled, but not declared
-            extra_media_type_deserializers={
-                names.PROBLEM_MEDIA_TYPE: json.loads,
-                # Files are judged by their digests; here they only have to be a string of bytes.
-                "application/octet-stream": lambda content, **_: content.decode("latin-1"),
-            },
-        )
-        self._openapi = OpenAPI.from_dict(dict(document), config=unchecked)
+        inlined = _inline(document, document)
+        self._bodies = _openapi(inlined, V31RequestBodyValidator, V31ResponseDataValidator)
+        self._heads = _openapi(inlined, V31RequestParametersValidator, V31ResponseHeadersValidator)
+        self._good_heads: set[Hashable] = set()
         self._errors = errors
         # openapi-core builds its validators lazily and keeps them; one message is judged at a time.
         self._lock = threading.Lock()
@@ -79,7 +77,17 @@ class Judge:
         """Return what is wrong with a request, one sentence each; empty if it fits."""
         request = _Request(method, url, headers, body)
         with self._lock:
-            return _sentences(self._openapi.iter_request_errors(request))
+            faults = self._head_faults((method, url, *headers.items()), self._heads.iter_request_errors(request))
+            return faults + _sentences(self._bodies.iter_request_errors(request))
+
+    def _head_faults(self, head: Hashable, errors: Iterable[Exception]) -> list[str]:
+        """Judge parameters or headers, once for equal ones: they repeat call after call, bodies do not."""
+        if head in self._good_heads:
+            return []
+        faults = _sentences(errors)
+        if not faults and len(self._good_heads) < MAX_HEADS:
+            self._good_heads.add(head)
+        return faults
 
     def response_faults(
         self,
@@ -93,8 +101,11 @@ class Judge:
         request = _Request(method, url, {}, None)
         found = Headers(list(headers))
         response = _Response(status, found, (found.get("Content-Type") or "").lower(), body)
+        judged = [(name, value) for name, value in headers if name.lower() not in CHANGING_HEADERS]
+        head = (method, url.partition("?")[0], status, *judged)
         with self._lock:
-            return _sentences(self._openapi.iter_response_errors(request, response))
+            faults = self._head_faults(head, self._heads.iter_response_errors(request, response))
+            return faults + _sentences(self._bodies.iter_response_errors(request, response))
 
     def problem_faults(self, status: int, problem: Any, operation: str) -> dict[str, str]:
         """Return where a problem document disagrees with the error catalogue, by the requirement that it breaks.
@@ -118,6 +129,38 @@ class Judge:
             definite = str(known.definite_on(operation)).lower()
             faults["CKPT-ERR-012"] = f"{known.code} on {operation} has definite: {definite}"
         return faults
+
+
+def _openapi(document: Mapping[str, Any], request_cls: type[Any], response_cls: type[Any]) -> OpenAPI:
+    # The document itself is judged by the tests of the specification, not at every start.
+    config = Config(
+        spec_validator_cls=None,  # type: ignore[arg-type]  # None is handled, but not declared
+        request_validator_cls=request_cls,
+        response_validator_cls=response_cls,
+        extra_media_type_deserializers={
+            names.PROBLEM_MEDIA_TYPE: json.loads,
+            # Files are judged by their digests; here they only have to be a string of bytes.
+            "application/octet-stream": lambda content, **_: content.decode("latin-1"),
+        },
+    )
+    return OpenAPI.from_dict(dict(document), config=config)
+
+
+def _inline(node: Any, root: Mapping[str, Any]) -> Any:
+    """Return a node with every reference into the document replaced by what it names; none of them is recursive."""
+    if isinstance(node, list):
+        return [_inline(item, root) for item in node]
+    if not isinstance(node, Mapping):
+        return node
+    rest = {key: _inline(value, root) for key, value in node.items() if key != "$ref"}
+    if not isinstance(node.get("$ref"), str):
+        return rest | ({"$ref": _inline(node["$ref"], root)} if "$ref" in node else {})
+    named: Any = root
+    for part in node["$ref"].removeprefix("#/").split("/"):
+        named = named[part.replace("~1", "/").replace("~0", "~")]
+    named = _inline(named, root)
+    rest.pop("description", None)
+    return {"allOf": [named], **rest} if rest else named
 
 
 def _sentences(errors: Any) -> list[str]:

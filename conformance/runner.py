@@ -133,7 +133,16 @@ class Runner:
                 outcome = self._judged(check, participant)
                 self.outcomes.append(outcome)
                 self._on_outcome(outcome)
+        self._leave()
         return self.outcomes
+
+    def _leave(self) -> None:
+        """End what a last check may have left open."""
+        gym = self.bench.gym
+        with contextlib.suppress(SuiteError):
+            controller = gym.controller(f"leave-{self.bench.nonce}")
+            for participant in gym.participants:
+                controller.adopt(participant)
 
     def _participants(self, check: Check) -> list[Participant | None]:
         if check.each == "gym":
