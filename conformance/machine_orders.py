@@ -60,6 +60,7 @@ class Restoration:
     bodies: Mapping[str, Json] = field(repr=False)
     source: CheckpointId | None = None
     deserves: str | None = None
+    words: str = " (source null)"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Driver(Walk):
     ) -> Reply | None:
         """Send an operation to one participant, judge the answer, and note what it wrote or installed."""
         call, send = self.compose(participant, operation, id, how)
-        words = f"{operation} {id}{how.words} at {participant.name}"
+        lists = self.restorations[id].words if operation == "restore" and id in self.restorations else ""
+        words = f"{operation} {id}{lists}{how.words} at {participant.name}"
         watch = self.watches[participant.name]
         was_idle = watch.phase == "idle"
         reply = watch.call(call, lambda: send(fault), words)
@@ -133,7 +135,7 @@ class Driver(Walk):
     def answered(self, participant: Participant, call: Call, reply: Reply) -> None:
         """Note what an answered call wrote."""
         if call.operation == "commit" and reply.ok and reply["durable"]:
-            self._written(participant, call.id, reply)
+            self._written(participant, call, reply)
 
     def compose(self, participant: Participant, operation: str, id: CheckpointId, how: How) -> tuple[Call, Send]:
         """Return a call as the model's value and as what is sent."""
@@ -262,7 +264,9 @@ class Driver(Walk):
                 body["policy"] = self.case.witness.policy(policy)
         id = names.parse_checkpoint_id(self.controller.next_id())
         deserves = {"digest": "checkpoint_corrupt", "checkpoint": "state_mismatch"}.get(wrong or "")
-        self.restorations[id] = Restoration(bodies, snapshot.id, deserves)
+        self.restorations[id] = Restoration(
+            bodies, snapshot.id, deserves, _words(snapshot, following, kept, policy, wrong)
+        )
         if wrong is None:
             for key, attempt in following.items():
                 self._used(key, attempt)
@@ -274,8 +278,13 @@ class Driver(Walk):
     ) -> Json:
         lists = [self._line(key, row, following[key]) for key, row in part.rows.items() if key in following]
         if wrong in ("turns", "attempt", "task") and lists:
-            changed = {"turns": ("turns_done", 41), "attempt": ("attempt", 40), "task": ("task_digest", _DIGEST)}[wrong]
-            lists[-1] = {**lists[-1], changed[0]: changed[1]}
+            line = lists[-1]
+            changed = {
+                "turns": {"turns_done": line["turns_done"] + 1},
+                "attempt": {"attempt": line["attempt"] + 1, "next_attempt": line["next_attempt"] + 1},
+                "task": {"task_digest": _DIGEST},
+            }
+            lists[-1] = {**line, **changed[wrong]}
         elif wrong == "unknown":
             digest = names.bytes_digest(b"unknown")
             key = f"{self.case.prefix}nobody"
@@ -335,11 +344,15 @@ class Driver(Walk):
 
     # --- what was written ---
 
-    def _written(self, participant: Participant, id: CheckpointId, reply: Reply) -> None:
+    def _written(self, participant: Participant, call: Call, reply: Reply) -> None:
+        id = call.id
         parts = self._parts.setdefault(id, {})
         if participant.name in parts:
             return
         target, directory = target_for(self.case, participant, str(id))
+        if target["scheme"] == "file" and not (directory / reply["manifest"]["name"]).exists():
+            # Which of two targets the first commit named is not known where a reply was lost.
+            target, directory = target_for(self.case, participant, f"{id}-other")
         part = parts[participant.name] = read_part(self.case, participant, str(id), target, directory, reply)
         watch = self.watches[participant.name]
         ours = {key: row for key, row in part.rows.items() if key in self.pieces}
@@ -455,6 +468,15 @@ class Driver(Walk):
 _EXPECT = names.HEADER_EXPECT_INCARNATION
 _DIGEST = names.bytes_digest(b"another")
 _ANY = CheckpointId(1, 0)
+
+
+def _words(
+    snapshot: Snapshot, following: Mapping[str, int], kept: list[Json], policy: str | None, wrong: str | None
+) -> str:
+    lists = [f"{key} as a{attempt}" for key, attempt in following.items()]
+    lists += [f"result of {receipt['rollout_id']}" for receipt in kept]
+    extra = (f", policy {policy}" if policy else "") + (f", wrong {wrong}" if wrong else "")
+    return f" (of {snapshot.id}: {', '.join(lists) or 'nothing'}{extra})"
 
 
 def _nothing() -> Json:

@@ -350,15 +350,16 @@ def install(rollouts: Rollouts, source: Rollouts, plan: Plan, policy: str | None
 def discard(installed: Rollouts) -> frozenset[Rollouts]:
     """Return what may be left when a restored state is given up: fences, and perhaps tombstones (CKPT-ABORT-007, 008).
 
-    Whether the tombstones that the restore installed stay is not said.
+    Whether the tombstones that the restore installed stay, and whether what it discards counts as retired, is not said.
     """
-    left = installed.only(lambda rollout: rollout.state in ("released", "retired"))
-    for name, rollout in installed.in_state("live", "finished", "failed"):
-        left = left.fence(name, rollout.attempt)
-    bare = left.only(lambda rollout: False)
-    for name, rollout in left.known.items():
-        bare = bare.fence(name, rollout.attempt)
-    return frozenset({left, bare})
+    fenced = installed
+    for name, rollout in installed.known.items():
+        fenced = fenced.fence(name, rollout.attempt)
+    tombs = fenced.only(lambda rollout: rollout.state in ("released", "retired"))
+    counted = fenced.each(
+        lambda _, one: one if one.state in ("released", "retired") else replace(one, state="retired", digest=None)
+    )
+    return frozenset({fenced.only(lambda rollout: False), tombs, counted})
 
 
 def _attempt(rollouts: Rollouts, rollout_id: str) -> int:

@@ -180,8 +180,10 @@ def restore(state: State, call: Call) -> frozenset[Outcome]:
         case "unseen" if state.phase == "idle":
             if state.draining:
                 return refused(state, "unavailable")
-            # Whether a path outside the roots is refused before or after the checkpoint opens is not said.
+            # Whether what needs no file is refused before the checkpoint opens, or makes it fail, is not said.
             early = refused(state, call.deserves) if call.deserves == "forbidden_target" else frozenset()
+            if book.stale_in(state.rollouts, call.plan):
+                early |= refused(state, "stale_attempt")
             return early | restoring(moves.opened(state, call), call)
         case "last" if _ended(state, "restored"):
             return answer(state, phase={"idle"})
