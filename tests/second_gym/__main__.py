@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the second Gym: `python -m tests.second_gym --config gym.json --announce announce.json`.
 
-The configuration is JSON: `name`, `storage_roots`, `limits`, `port`, and `world_url` where it is started for conformance. Tokens come
-from the environment: `GYM_CHECKPOINT_TOKEN`, `GYM_CHECKPOINT_DATA_TOKEN` and, for policy calls, `GYM_POLICY_TOKEN`.
+The configuration is JSON: `name`, `storage_roots`, `limits`, `port`, and, for conformance, `world_url`.
+Tokens come from the environment: `GYM_CHECKPOINT_TOKEN`, `GYM_CHECKPOINT_DATA_TOKEN` and, for policy calls,
+`GYM_POLICY_TOKEN`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tests.second_gym.front import Server, Tokens
 from tests.second_gym.gym import Gym, Settings
 
 
-def main() -> int:
-    """Serve until SIGTERM, then drain; return the exit code."""
+def main() -> int | str:
+    """Serve until SIGTERM, then drain; return the exit code, or why it does not start."""
     parser = argparse.ArgumentParser(prog="second_gym")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--announce", type=Path, required=True)
@@ -31,8 +32,7 @@ def main() -> int:
     config = json.loads(options.config.read_text(encoding="utf-8"))
     tokens = Tokens(os.environ.get("GYM_CHECKPOINT_TOKEN") or None, os.environ.get("GYM_CHECKPOINT_DATA_TOKEN") or None)
     if None in (tokens.control, tokens.data) and not options.insecure_no_auth:
-        print("No token: set GYM_CHECKPOINT_TOKEN and GYM_CHECKPOINT_DATA_TOKEN.", file=sys.stderr)
-        return 2
+        return "No token: set GYM_CHECKPOINT_TOKEN and GYM_CHECKPOINT_DATA_TOKEN."
     gym = Gym(
         Settings(
             name=config["name"],
@@ -66,7 +66,6 @@ def announce(path: Path, gym: Gym, port: int) -> None:
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text, encoding="utf-8")
     draft.rename(path)
-    print(text, flush=True)
 
 
 def drain(gym: Gym) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,7 @@ from tests.second_gym.gate import Gate, Handler
 from tests.second_gym.refusals import Refusal
 from tests.second_gym.sessions import Effect
 
+LOG = logging.getLogger("second_gym")
 NOT_NOW = {429, 502, 503, 504}
 MAX_TURNS = 1000
 TERMINAL = {"result_too_large", "result_not_representable"}
@@ -63,8 +64,8 @@ class Agent:
             self._finish(rollout, part)
         except Over:
             pass
-        except Exception as error:  # a fault of this agent ends one rollout, not the Gym
-            print(f"rollout {rollout.rollout_id}: {error!r}", file=sys.stderr)
+        except Exception:  # a fault of this agent ends one rollout, not the Gym
+            LOG.exception("rollout %s", rollout.rollout_id)
             with self.gate.lock:
                 rollout.session.uncertain = True
                 self.book.changed()
@@ -187,9 +188,8 @@ class Agent:
     def _check(self, rollout: Rollout) -> None:
         if rollout.ended or rollout.session.uncertain:
             raise Over
-        limit = rollout.start.get("limits", {}).get("episode_ms")
-        if limit is not None and self.used(rollout) * 1000 > limit:
-            raise Failed("episode_timeout", f"The budget of {limit} ms is used up.")
+        if rollout.spent:
+            raise Failed("episode_timeout", f"The budget of {rollout.start['limits']['episode_ms']} ms is used up.")
 
     def used(self, rollout: Rollout) -> float:
         """Return the seconds of running time that an attempt has used."""

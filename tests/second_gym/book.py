@@ -52,6 +52,7 @@ class Rollout:
     activity: str = "running"
     since: float = field(default_factory=time.monotonic)
     ended: bool = False
+    spent: bool = False  # its time budget
     down: float = 0.0  # seconds of the gate's clock that its policy was unavailable
     down_since: float | None = None
     versions: list[int] = field(default_factory=list)
@@ -91,6 +92,12 @@ class Rollout:
         """Stop it: its thread ends at its next step, its policy call at once, its session is gone."""
         self.ended = True
         self.session.closed = True
+        if self.call is not None:
+            self.call.hang_up()
+
+    def spend(self) -> None:
+        """Note that its time budget is used up; a policy call under way ends."""
+        self.spent = True
         if self.call is not None:
             self.call.hang_up()
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import re
 import secrets
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +20,7 @@ from tests.second_gym.gym import Gym
 from tests.second_gym.refusals import Refusal
 
 Json = dict[str, Any]
+LOG = logging.getLogger("second_gym")
 PREFIX = "/gym-checkpoint/"
 PROBE = "/gym-conformance/v1/effect"
 MOST_SKIPPED = 256 * 1024 * 1024
@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
             headers = refusal.headers
         except Exception:
             reference = secrets.token_hex(4)
-            print(f"fault {reference} in {operation}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            LOG.exception("fault %s in %s", reference, operation)
             status, document = Refusal("internal", f"See the log of the server, {reference}.").problem(operation)
             headers = {}
         self._answer(status, document, headers)

@@ -86,13 +86,13 @@ class Gym:
                 due = [self.phases.next_deadline()]
                 for rollout in self.book.live():
                     limit = rollout.start.get("limits", {}).get("episode_ms")
-                    if limit is None or rollout.call is None or not self.gate.open or rollout.down_since is not None:
+                    if limit is None or rollout.spent or not self.gate.open or rollout.down_since is not None:
                         continue
                     left = limit / 1000 - self.agent.used(rollout)
                     if left <= 0:
-                        rollout.call.hang_up()
+                        rollout.spend()
                     else:
-                        due.append(time.monotonic() + left + 0.001)
+                        due.append(time.monotonic() + left)
                 soonest = min((moment for moment in due if moment is not None), default=None)
                 self.gate.lock.wait(None if soonest is None else max(0.001, soonest - time.monotonic()))
 

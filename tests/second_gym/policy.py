@@ -46,10 +46,7 @@ def understand(api: str, reply: Reply) -> Said:
         ValueError, KeyError, TypeError, IndexError, AttributeError: it is no reply of this form.
     """
     content = json.loads(reply.body)
-    if api == "chat_completions":
-        message = content["choices"][0]["message"]
-    else:
-        message = _message(content["output"])
+    message = content["choices"][0]["message"] if api == "chat_completions" else _message(content["output"])
     calls = [
         ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"]))
         for call in message.get("tool_calls") or []
