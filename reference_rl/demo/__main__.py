@@ -111,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit code."""
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
         return _run(options, Console())
     except DemoError as error:
         _complain(str(error))

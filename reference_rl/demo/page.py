@@ -130,7 +130,7 @@ def _checks(columns: Sequence[Column], suite: Suite | None) -> str:
         (equal, "Every result has the same body as in a run that nobody interrupted."),
     ]
     if suite is not None:
-        link = f'<a href="{escape(suite.report)}">its report</a>'
+        link = f'<a href="{escape(suite.report)}">its {suite.what_is_linked}</a>'
         lines.append(
             (
                 suite.passed,
@@ -237,7 +237,7 @@ def _suite(suite: Suite | None) -> str:
     return (
         f"<p>A second Gym of the same build was started for conformance, and the suite judged it from outside for "
         f"{suite.seconds:.0f} seconds: <b>{escape(suite.verdict)}</b>. This is a short look, not a claim of "
-        f'conformance. <a href="{escape(suite.report)}">Open the report</a></p>'
+        f'conformance. <a href="{escape(suite.report)}">Open its {suite.what_is_linked}</a></p>'
     )
 
 

@@ -53,6 +53,11 @@ class Suite:
         """True if no requirement failed."""
         return self.exit_code == 0
 
+    @property
+    def what_is_linked(self) -> str:
+        """What the link leads to."""
+        return "log" if self.report.endswith(".log") else "report"
+
     def summary(self) -> dict[str, Any]:
         """Its part of `summary.json`."""
         return asdict(self) | {"seconds": round(self.seconds, 2)}
