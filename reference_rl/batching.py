@@ -15,7 +15,9 @@ _ENVELOPE_BYTES: Final = 4096
 """Room for everything of a body but its items, in bytes: names, the policy address, time limits."""
 
 
-def batches(items: Iterable[T], limits: ParticipantLimits, form: Callable[[T], Any], most: int | None = None) -> Iterator[list[T]]:
+def batches(
+    items: Iterable[T], limits: ParticipantLimits, form: Callable[[T], Any], most: int | None = None
+) -> Iterator[list[T]]:
     """Yield the items in order, as few batches as the limits allow.
 
     An item that alone exceeds the limit goes in a batch of its own: the participant's refusal then names it.

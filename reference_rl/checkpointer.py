@@ -188,8 +188,8 @@ class Checkpointer:
                 visible_as=self._snapshot_dirs,
             )
             await cut.capture.capture()
-            self.health.resume_failures += await cut.capture.resume()
             await self._plane.pin(cut.pin)
+            self.health.resume_failures += await cut.capture.resume()
             cut.writer = SnapshotWriter(cut.draft, self._ledger, self._plane, self._store)
             await cut.writer.capture_ledger()
         except BaseException as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from reference_rl import ledger_schema
-from reference_rl.errors import LedgerError
+from reference_rl.errors import LedgerError, Superseded
 from spec import durable
 
 P = ParamSpec("P")
@@ -64,6 +64,7 @@ class Ledger:
         self._thread = threading.Thread(target=self._write_loop, name="ledger-writer", daemon=True)
         self._thread.start()
         self._closed = False
+        self._epoch: int | None = None
 
     def _connect(self) -> sqlite3.Connection:
         con = sqlite3.connect(self.path, timeout=self._lock_wait_s, isolation_level=None, check_same_thread=False)
@@ -96,6 +97,20 @@ class Ledger:
                 return query(self._reader, *args, **kwargs)
             finally:
                 self._reader.execute("COMMIT")
+
+    def bind(self, epoch: int) -> None:
+        """Write for this epoch from now on: once the ledger holds a higher one, every transition is refused.
+
+        A controller that was frozen through a takeover and wakes up can thus neither save nor train anything.
+        """
+        self._epoch = epoch
+
+    def _check_epoch(self, con: sqlite3.Connection) -> None:
+        if self._epoch is None:
+            return
+        highest = con.execute("SELECT coalesce(max(epoch), 0) FROM epochs").fetchone()[0]
+        if highest > self._epoch:
+            raise Superseded(f"the ledger is written by epoch {highest} now, this controller holds {self._epoch}")
 
     def revision(self) -> int:
         """Return a counter that rises with every change of content."""
@@ -166,14 +181,15 @@ class Ledger:
         done: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
             con.execute("BEGIN IMMEDIATE")
+            self._check_epoch(con)
             for work, future in batch:
                 done.append((future, *_in_savepoint(con, work)))
             con.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, Superseded) as error:
             if con.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     con.execute("ROLLBACK")
-            failure = LedgerError(f"nothing was written: {error}")
+            failure = error if isinstance(error, Superseded) else LedgerError(f"nothing was written: {error}")
             done = [(future, None, failure) for _, future in batch]
         for future, value, problem in done:
             if not future.set_running_or_notify_cancel():

@@ -43,7 +43,7 @@ class ManagedSession(Session):
             if code == EXIT_DONE:
                 self.write_results()
                 await best_effort(self._settle_to_the_end(), SETTLE_AT_END_S)
-                self.events.emit("done", **self.ledger.read(queries.counts))
+                self.events.emit("done", **self.ledger.read(queries.counts), metrics=self.write_metrics())
         return code
 
     def _assemble(self, http: httpx.AsyncClient) -> None:

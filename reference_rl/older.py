@@ -47,6 +47,7 @@ class OlderSession(Session):
         )
         self.tenure.take_office(claim)
         await self.ledger.do(transitions.claim_epoch, claim.epoch, claim.controller_id)
+        self.ledger.bind(claim.epoch)
         self.events.emit("started", column=self.settings.column, run_id=self.settings.run_id, epoch=claim.epoch)
         self.checkpointer = Checkpointer(
             self.tenure,
@@ -70,7 +71,7 @@ class OlderSession(Session):
                 code = await self.until_done(snapshots, rollouts)
         if code == EXIT_DONE:
             self.write_results()
-            self.events.emit("done", **self.ledger.read(queries.counts))
+            self.events.emit("done", **self.ledger.read(queries.counts), metrics=self.write_metrics())
         return code
 
     async def _discover(self) -> None:

@@ -77,6 +77,11 @@ def debts(con: sqlite3.Connection, gym: str, limit: int = -1) -> list[Receipt]:
     return [Receipt(*row) for row in rows]
 
 
+def debt_count(con: sqlite3.Connection) -> int:
+    """Return how many ACKs are owed to all Gyms."""
+    return int(con.execute("SELECT count(*) FROM ack_debts").fetchone()[0])
+
+
 def result_receipts(con: sqlite3.Connection) -> dict[str, Receipt]:
     """Return the receipt of every saved result by rollout."""
     return {row[0]: Receipt(*row) for row in con.execute("SELECT rollout_id, attempt, digest FROM results")}

@@ -395,6 +395,7 @@ class Recovery:
         claim = self._tenure.claim
         assert claim is not None
         attempts = await self._ledger.do(transitions.open_recovery, claim.epoch, claim.controller_id, wishes)
+        self._ledger.bind(claim.epoch)
         if point.snapshot is not None:
             await import_rows(self._plane, point.snapshot.path / ROWS_FILE)
         ledger_step = Meeting(len(restored), lambda: self._carry_out(rollback))

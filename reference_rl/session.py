@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import httpx
 
-from reference_rl import epochs, queries, transitions
+from reference_rl import epochs, metrics, queries, transitions
 from reference_rl.checkpointer import Checkpointer, Report
 from reference_rl.client import Controller
 from reference_rl.control import Tenure
@@ -157,7 +157,16 @@ class Session:
     async def take_snapshot(self) -> Report:
         """Take one snapshot now."""
         assert self.checkpointer is not None
-        return await self.checkpointer.take()
+        report = await self.checkpointer.take()
+        await asyncio.to_thread(self.write_metrics)
+        return report
+
+    def write_metrics(self) -> dict[str, float]:
+        """Publish `metrics.json` and return what it holds."""
+        health = self.checkpointer.health if self.checkpointer is not None else None
+        values = metrics.collect(self.settings.switches, self.ledger, self.events, health)
+        metrics.write(self.settings.run_dir, values)
+        return values
 
     # --- signals and the end -------------------------------------------------------------------------------------------
 

@@ -607,13 +607,18 @@ class ScriptedParticipant:
 
     async def on_rollouts(self, request: web.Request, body: Any) -> Any:
         rows = [self._listed(run) for run in self.runs.values()]
-        rows += [{"rollout_id": r, "attempt": a, "state": "released"} for r, (a, _) in self.released.items()]
-        rows += [{"rollout_id": r, "attempt": a, "state": "retired"} for r, a in self.retired.items()]
+        rows += [
+            {"rollout_id": r, "attempt": a, "state": "released", "open_turn": None}
+            for r, (a, _) in self.released.items()
+        ]
+        rows += [
+            {"rollout_id": r, "attempt": a, "state": "retired", "open_turn": None} for r, a in self.retired.items()
+        ]
         return {"rollouts": rows, "next": None}
 
     def _listed(self, run: Run) -> dict[str, Any]:
         row = {"rollout_id": run.rollout_id, "attempt": run.attempt, "state": run.state, "turns_done": run.turns}
-        row |= {"open_turn": False, "environment": run.environment, "task_digest": run.task_digest, "since_ms": 1}
+        row |= {"open_turn": None, "environment": run.environment, "task_digest": run.task_digest, "since_ms": 1}
         return {**row, "receipt": run.receipt()} if run.result is not None else row
 
     async def on_rollout(self, request: web.Request, body: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from reference_rl import queries, transitions
-from reference_rl.errors import EpochTaken, InvariantViolated, LedgerVersion
+from reference_rl.errors import EpochTaken, InvariantViolated, LedgerVersion, Superseded
 from reference_rl.ledger import Ledger, open_copy
 from reference_rl.records import PlannedGroup, PlannedRollout, Receipt, Reservation, ServedResult
 from spec import wire
@@ -210,6 +210,18 @@ def test_epochs_only_rise(ledger: Ledger) -> None:
     ledger.call(transitions.claim_epoch, 3, "a")
     with pytest.raises(EpochTaken):
         ledger.call(transitions.claim_epoch, 3, "b")
+
+
+def test_a_superseded_writer_changes_nothing(ledger: Ledger) -> None:
+    """C13: a controller that was frozen through a takeover can neither save nor train when it wakes."""
+    ledger.call(transitions.claim_epoch, 3, "old")
+    ledger.bind(3)
+    other = Ledger(ledger.path, "r1")
+    other.call(transitions.claim_epoch, 4, "new")
+    other.close()
+    with pytest.raises(Superseded):
+        settle(ledger, success("r_g0_s0"))
+    assert 0 == ledger.read(queries.counts)["finished"]
 
 
 def test_rolling_back_keeps_facts_and_drops_what_is_too_new(ledger: Ledger) -> None:
