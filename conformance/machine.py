@@ -60,6 +60,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         super().__init__()
         self.blind = False
         self.waited = False
+        self.retired_unknown = False
         self.recent: CheckpointId | None = None
         self.walk = Driver(self.bench, 5_000_000 + next(self.numbers), self.visits, self.bodies)
         self.stories.append(self.walk.case.steps)
@@ -138,8 +139,10 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.walk.retire({rollout: max(0, piece.attempt + higher)})
 
     @rule()
+    @precondition(lambda self: not self.retired_unknown)
     def retire_unknown(self) -> None:
         """Retire a rollout that nobody knows: the fence is recorded."""
+        self.retired_unknown = True
         piece = self.walk.place(KINDS["short"])
         self.walk.retire({piece.rollout_id: 0})
         self.walk.start([(piece, 0)])

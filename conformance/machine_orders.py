@@ -220,6 +220,12 @@ class Driver(Walk):
                 self.answered(participant, call, reply)
         self.settle()
 
+    def during(self, call: tuple[str, CheckpointId], other: Callable[[], None]) -> None:
+        """Make a call everywhere, and something else that changes nothing while it is under way."""
+        done = self.case.wire.background(lambda: self.drive(*call))
+        other()
+        done.result(self.case.patience.seconds(30.0))
+
     # --- restores ---
 
     def plan(

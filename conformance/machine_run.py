@@ -1,16 +1,414 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the state machine in batches of examples until its time is over, and says what it saw."""
+"""Runs the state machine against a bench within a budget, and says what it saw: verdicts and visits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import itertools
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import hypothesis
+from hypothesis.errors import Flaky
+from hypothesis.reporting import with_reporter
+from hypothesis.stateful import run_state_machine_as_test
+
+from conformance import curl, machine_tour, registry
+from conformance.case import Bench
+from conformance.errors import Failed, Lost, NotOffered, SuiteError, SuiteFault
+from conformance.machine_orders import Driver
+from conformance.machine_outside import KINDS
+from conformance.registry import Check
+from conformance.verdict import Failure, Outcome
+from conformance.wire import Exchange
+
+if TYPE_CHECKING:
+    from conformance.machine import CheckpointMachine
+
+EXCHANGES_SHOWN = 12
+STEPS_SHOWN = 60
+STEPS = 40
+SHRINKS_FOR_S = 25.0
+TOUR_FOR_S = 25.0
+
+BudgetName = Literal["quick", "demo", "default"]
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a budget gives the machine.
+
+    Args:
+        seconds: for random examples, before scaling.
+        batch: examples per seed.
+        tours: whether every cell of the phase table is visited.
+    """
+
+    seconds: float
+    batch: int
+    tours: bool
+
+
+ALLOWANCES: Mapping[str, Allowance] = {
+    "quick": Allowance(2.5, 4, tours=False),
+    "demo": Allowance(5.0, 6, tours=False),
+    "default": Allowance(20.0, 8, tours=True),
+}
 
 
 @dataclass(frozen=True)
 class MachineReport:
-    """Placeholder."""
+    """What the machine saw.
+
+    Args:
+        outcomes: one per check of the machine.
+        visits: how often each cell of the phase table was tried.
+        unvisited: the legal cells that never were.
+        examples: how many random examples ran.
+        steps: how many calls and moves they made.
+        seeds: the seed of each batch.
+    """
+
+    outcomes: Sequence[Outcome]
+    visits: Mapping[str, int]
+    unvisited: Sequence[str]
+    examples: int = 0
+    steps: int = 0
+    seeds: Sequence[int] = ()
 
 
-def run(*args: object, **kwargs: object) -> MachineReport:
-    """Placeholder."""
-    raise NotImplementedError
+@dataclass
+class Transcript:
+    """One example: its story, and the exchanges at its end."""
+
+    steps: list[str]
+    exchanges: list[Exchange] = field(default_factory=list)
+    error: SuiteError | None = None
+
+
+class OutOfTime(BaseException):
+    """The machine's time is over; not an `Exception`, so that Hypothesis lets it through."""
+
+
+def _body(case: Any) -> None:
+    """Stand in for the machine, which the runner does not call as a check."""
+
+
+def _check(name: str, sentence: str, *requirements: str, level: int = 0) -> Check:
+    def body(case: Any) -> None:
+        _body(case)
+
+    body.__name__, body.__doc__ = name, sentence
+    check = Check(
+        name=name,
+        chapter="machine",
+        requirements=requirements,
+        profile="checkpoint",
+        each="gym",
+        level=level,
+        features=("conformance",),
+        needs_world=True,
+        needs_storage=True,
+        needs_shared_dir=False,
+        budgets=("quick", "demo", "default"),
+        body=body,
+    )
+    registry.register(check)
+    return check
+
+
+CYCLES = _check(
+    "machine_cycles",
+    "Two full cycles: restored into the living Gym, twice from one cut, with other policies: ends as uninterrupted.",
+    "CKPT-ENV-026",
+    "CKPT-ENV-027",
+    "CKPT-ENV-028",
+    "CKPT-INV-002",
+    "CKPT-RESTORE-044",
+    "CKPT-RESTORE-035",
+    "CKPT-RESTORE-036",
+)
+WALK = _check(
+    "machine_walk",
+    "Random walks through the Gym: every answer, status and row is one that the model of the protocol allows.",
+    "CKPT-PHASE-001",
+    "CKPT-PHASE-002",
+    "CKPT-PHASE-003",
+    "CKPT-PHASE-004",
+    "CKPT-PHASE-005",
+    "CKPT-REPEAT-014",
+    "CKPT-INV-001",
+    "CKPT-INV-002",
+    "CKPT-STATUS-001",
+    "CKPT-STATUS-014",
+    "CKPT-STATUS-007",
+    "CKPT-ORDER-001",
+    "CKPT-ORDER-004",
+    "CKPT-CTRL-002",
+    "CKPT-CTRL-004",
+    "CKPT-ROLL-004",
+    "CKPT-ACK-003",
+    "CKPT-RETIRE-001",
+    "CKPT-DIR-009",
+    "CKPT-FEED-001",
+)
+TABLE = _check(
+    "machine_table",
+    "Every cell of the phase table, phase by operation by relation of the id, is tried and answers as the table says.",
+    "CKPT-PHASE-001",
+    "CKPT-CKID-022",
+    "CKPT-CKID-023",
+    "CKPT-CKID-024",
+)
+
+
+class Run:
+    """One run of the machine.
+
+    Args:
+        bench: the Gym and the clocks.
+        machine: the machine's class.
+        seed: the first batch's; each further batch takes the next.
+        budget: how much is done.
+    """
+
+    def __init__(self, bench: Bench, machine: type[CheckpointMachine], *, seed: int, budget: BudgetName) -> None:
+        self.bench = bench
+        self.allowance = ALLOWANCES[budget]
+        self.seed = seed
+        self.seeds: list[int] = []
+        self.visits: Counter[str] = Counter()
+        self.transcripts: list[Transcript] = []
+        self.bodies: dict[str, Any] = {}
+        self.deadline = float("inf")
+        self.over = False
+        self.failed: Transcript | None = None
+        run = self
+
+        class Machine(machine):  # type: ignore[misc, valid-type]  # the base is a parameter on purpose
+            bench = run.bench
+            visits = run.visits
+            bodies = run.bodies
+            numbers = itertools.count(1)
+
+            def __init__(self) -> None:
+                if time.monotonic() > run.deadline:
+                    run.over = True
+                    raise OutOfTime
+                super().__init__()
+                self.transcript = Transcript(self.walk.case.steps)
+                run.transcripts.append(self.transcript)
+
+            def teardown(self) -> None:
+                self.transcript.exchanges = list(run.bench.wire.exchanges)[-EXCHANGES_SHOWN:]
+                error = sys.exception()
+                if isinstance(error, (Failed, Lost)):
+                    # It failed: from here on time is for finding a smaller example.
+                    if run.failed is None:
+                        run.deadline = time.monotonic() + run.bench.patience.seconds(SHRINKS_FOR_S)
+                    self.transcript.error, run.failed = error, self.transcript
+                super().teardown()
+
+        self.machine: type[CheckpointMachine] = Machine
+
+    # --- the three parts ---
+
+    def report(self) -> MachineReport:
+        """Run all that the budget gives and return what was seen."""
+        artifacts = "artifacts_http" in self.bench.gym.features
+        cells = machine_tour.cells(self.bench.spec.machine, artifacts=artifacts)
+        reason = self._not_applicable()
+        if reason is not None:
+            outcomes = [Outcome(check, None, "not_applicable", reason=reason) for check in (CYCLES, WALK, TABLE)]
+            return MachineReport(outcomes, {}, cells)
+        outcomes = [self._scripted(CYCLES, self._cycles), self._random()]
+        if self.allowance.tours:
+            until = time.monotonic() + self.bench.patience.seconds(TOUR_FOR_S)
+            missing = [name for name in cells if not self.visits[name]]
+            outcomes.append(self._scripted(TABLE, lambda walk: self._tour(walk, missing, until)))
+        unvisited = [name for name in cells if not self.visits[name]]
+        steps = sum(len(transcript.steps) for transcript in self.transcripts)
+        shown = {name: self.visits[name] for name in cells}
+        return MachineReport(tuple(outcomes), shown, unvisited, len(self.transcripts), steps, tuple(self.seeds))
+
+    def _not_applicable(self) -> str | None:
+        bench = self.bench
+        if "checkpoint" not in bench.gym.profiles:
+            return "profile checkpoint is not offered"
+        if not bench.has_world or "conformance" not in bench.gym.environments():
+            return "the environment conformance cannot be used with the suite's world"
+        if bench.target.shared_dir is None and "artifacts_http" not in bench.gym.features:
+            return "neither a directory that both sides see nor http artifacts are there"
+        return None
+
+    def _cycles(self, walk: Driver) -> None:
+        walk.baseline(KINDS.values())
+        walk.reset()
+        machine_tour.cycles(walk)
+
+    def _tour(self, walk: Driver, missing: Sequence[str], until: float) -> None:
+        machine_tour.tour(walk, missing, lambda: time.monotonic() < until)
+        left = [name for name in missing if not self.visits[name]]
+        if left:
+            raise Failed(
+                "every legal cell of the phase table is visited",
+                expected="at least one visit of each",
+                got=f"none of {', '.join(left[:12])}{' …' if len(left) > 12 else ''}",
+                requirements=("CKPT-PHASE-001",),
+            )
+
+    def _scripted(self, check: Check, story: Callable[[Driver], None]) -> Outcome:
+        first = self._once(check, story)
+        if first.status != "failed":
+            return first
+        second = self._once(check, story)
+        if second.status == "failed":
+            return second
+        return replace(first, status="flaky", failures=(*first.failures, _passed_once(second)))
+
+    def _once(self, check: Check, story: Callable[[Driver], None]) -> Outcome:
+        started = time.monotonic()
+        numbers = self.machine.numbers
+        before = len(self.bench.wire.exchanges)
+        walk: Driver | None = None
+        with self._judged(check) as found:
+            try:
+                walk = Driver(self.bench, 4_000_000 + next(numbers), self.visits, self.bodies)
+                story(walk)
+            finally:
+                found.steps = walk.case.steps if walk else []
+                found.exchanges = list(self.bench.wire.exchanges)[-EXCHANGES_SHOWN:]
+                if walk is not None:
+                    walk.close()
+        made = len(self.bench.wire.exchanges) - before
+        return replace(self._outcome(check, found), seconds=time.monotonic() - started, exchanges=made)
+
+    def _random(self) -> Outcome:
+        started = time.monotonic()
+        until = started + self.bench.patience.seconds(self.allowance.seconds)
+        outcome = Outcome(WALK, None, "passed")
+        while time.monotonic() < until and outcome.status == "passed":
+            outcome = self._batch(until)
+        exchanges = sum(len(transcript.steps) for transcript in self.transcripts)
+        return replace(outcome, seconds=time.monotonic() - started, exchanges=exchanges)
+
+    def _batch(self, until: float) -> Outcome:
+        seed = self.seed + len(self.seeds)
+        self.seeds.append(seed)
+        self.deadline, self.over, self.failed = until, False, None
+        lines: list[str] = []
+        settings = hypothesis.settings(
+            max_examples=self.allowance.batch,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            derandomize=False,
+            report_multiple_bugs=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        with self._judged(WALK) as found, with_reporter(lambda text: lines.append(str(text))):
+            try:
+                run_state_machine_as_test(hypothesis.seed(seed)(self.machine), settings=settings)
+            except (OutOfTime, Flaky):
+                # Hypothesis calls an example that the end of the time cut short flaky, too.
+                if not self.over:
+                    raise
+                self._raise_failed()
+            finally:
+                self._choose(found, seed)
+        return self._outcome(WALK, found)
+
+    def _raise_failed(self) -> None:
+        if self.failed is not None and self.failed.error is not None:
+            raise self.failed.error from None
+
+    # --- verdicts ---
+
+    @contextlib.contextmanager
+    def _judged(self, check: Check) -> Iterator[_Found]:
+        found = _Found()
+        try:
+            yield found
+        except NotOffered as error:
+            found.status, found.reason = "not_applicable", str(error)
+        except Flaky as error:
+            found.status, found.reason = "flaky", str(error)
+        except (Failed, Lost) as error:
+            found.status, found.error = "failed", error
+        except SuiteFault as error:
+            found.status, found.reason = "fault", f"{type(error).__name__}: {error}"
+        except Exception:
+            found.status, found.reason = "fault", traceback.format_exc(limit=-8)
+
+    def _choose(self, found: _Found, seed: int) -> None:
+        """Take the smallest example that failed, and the last one, should they differ in their verdict."""
+        chosen = self.failed or (self.transcripts[-1] if self.transcripts else None)
+        if chosen is not None:
+            found.steps, found.exchanges = [f"seed {seed}", *chosen.steps], chosen.exchanges
+            found.other = self.transcripts[-1]
+
+    def _outcome(self, check: Check, found: _Found) -> Outcome:
+        if found.status in ("passed", "not_applicable", "fault"):
+            return Outcome(check, None, found.status, reason=found.reason)
+        masks = self.bench.wire.tokens.values()
+        shown = tuple((curl.curl(one, masks), curl.answer(one, masks)) for one in found.exchanges)
+        steps = tuple(found.steps[-STEPS_SHOWN:])
+        if found.status == "flaky":
+            return self._flaky(check, found, steps, shown)
+        error = found.error
+        if isinstance(error, Failed):
+            ids = error.requirements or check.requirements[:1]
+            failure = Failure(tuple(ids), error.what, error.expected, error.got, steps, shown)
+        else:
+            ids, what = check.requirements[:1], "the Gym answers every call of the machine"
+            failure = Failure(ids, what, "a reply within the bound", str(error), steps, shown)
+        return Outcome(check, None, "failed", (failure,))
+
+    def _flaky(
+        self, check: Check, found: _Found, steps: tuple[str, ...], shown: tuple[tuple[str, str], ...]
+    ) -> Outcome:
+        """Return the verdict about an example that failed and then did not, with both transcripts."""
+        key, expected = ("CKPT-PHASE-001",), "the same verdict each time"
+        failed = self.failed.error if self.failed is not None else None
+        one = Failure(key, "the run that failed", expected, str(failed or found.reason)[:2000], steps, shown)
+        last = tuple(found.other.steps[-STEPS_SHOWN:]) if found.other is not None else ()
+        two = Failure(key, "the same steps again", expected, "no failure, or another one", last)
+        return Outcome(check, None, "flaky", (one, two), reason=found.reason[:500])
+
+
+@dataclass
+class _Found:
+    """What came of one part of the run."""
+
+    status: Literal["passed", "failed", "flaky", "not_applicable", "fault"] = "passed"
+    error: SuiteError | None = None
+    reason: str = ""
+    steps: list[str] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    other: Transcript | None = None
+
+
+def _passed_once(outcome: Outcome) -> Failure:
+    got = f"{outcome.status} {outcome.reason}".strip()
+    return Failure(("CKPT-PHASE-001",), "the same steps a second time", "the same verdict", got)
+
+
+def run(
+    bench: Bench, *, seed: int, budget: BudgetName = "default", machine: type[CheckpointMachine] | None = None
+) -> MachineReport:
+    """Run the state machine against a Gym.
+
+    Args:
+        bench: the Gym and the clocks.
+        seed: of the first batch.
+        budget: `quick`, `demo` or `default`.
+        machine: a subclass to run instead.
+    """
+    from conformance.machine import CheckpointMachine  # the two modules name each other
+
+    return Run(bench, machine or CheckpointMachine, seed=seed, budget=budget).report()

@@ -168,6 +168,7 @@ class Watch:
                 "GET /checkpoint", {_shown(state) for state in near or before}, _status(status), REQUIREMENTS[what]
             )
         self._keep(kept, "GET /checkpoint")
+        self.visits[f"{status['phase']} × read"] += 1
         self._look_twice(status)
         return status
 
@@ -303,4 +304,5 @@ def _status(status: Json) -> str:
 
 
 def _row(row: Json) -> str:
-    return f"attempt {row['attempt']} {row['state']} turns_done {row['turns_done']} open_turn {row['open_turn']}"
+    shown = {key: row[key] for key in ("attempt", "state", "turns_done", "open_turn") if key in row}
+    return " ".join(f"{key} {value}" for key, value in shown.items())
