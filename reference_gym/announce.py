@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -34,8 +35,10 @@ def announce(participants: Iterable[Listening], file: Path | None) -> None:
     line = json.dumps(message)
     if file is not None:
         durable.publish_file(file, line.encode() + b"\n")
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    # Whoever started the Gym may have stopped reading; the file is what lasts.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def parse(line: bytes) -> list[Listening]:

@@ -63,6 +63,10 @@ class PolicyPort(Protocol):
         """
         ...
 
+    async def forget(self, rollout_id: str, attempt: int) -> None:
+        """Let the owner of the ledger free the rows of a rollout that has its result; raises `PeerUnavailable`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:

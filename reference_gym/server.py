@@ -142,7 +142,7 @@ class Assembly:
         plane.participant.add(ledger)
         recording = RecordingPolicy(proxy, ledger, plane.participant.observe)
         if self._role == "model":
-            model_app.add_routes(plane, recording)
+            model_app.add_routes(plane, recording, ledger)
         return recording
 
     def _peer(self, role: str, retry_ms: int) -> Peer:

@@ -152,9 +152,12 @@ class GymAgent:
         return success
 
     async def _free(self, rollout: Drive) -> None:
-        """Free the session once the result is recorded; one that cannot be reached goes at its idle limit."""
+        """Free session and rows once the result is recorded; what cannot be reached now goes by its own limits."""
+        ways, rollout_id = self._ways(), rollout.start.rollout_id
         with suppress(PeerUnavailable, PeerRefused, StaleAttempt, SessionLost, SessionUncertain):
-            await self._ways().resources.close(rollout.start.rollout_id, rollout.attempt)
+            await ways.resources.close(rollout_id, rollout.attempt)
+            if self._headers:
+                await ways.policy.forget(rollout_id, rollout.attempt)
 
     async def _episode(self, rollout: Drive) -> Success:
         start = rollout.start

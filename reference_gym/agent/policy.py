@@ -93,6 +93,10 @@ class PolicyClient:
             failing_since = None if replaced else failing_since
             delay = FIRST_DELAY_S if replaced else min(delay * 2, LONGEST_DELAY_S)
 
+    async def forget(self, rollout_id: str, attempt: int) -> None:
+        """Let the owner of the ledger free what it holds of a rollout that has its result."""
+        await self.port.forget(rollout_id, attempt)
+
     async def _replaced_within(self, seconds: float, policy: Callable[[], Policy], address: Policy) -> bool:
         """Wait so long, or until the address is replaced; tells whether it was."""
         end = self.clock() + seconds

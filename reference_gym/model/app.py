@@ -11,13 +11,15 @@ from typing import Any, Literal
 from aiohttp import web
 
 from reference_gym.errors import PeerRefused, PeerUnavailable
+from reference_gym.model.ledger import Ledger
 from reference_gym.participant.errors import InvalidRequest
 from reference_gym.participant.state import Policy
 from reference_gym.peers import Peer
 from reference_gym.ports import PolicyAnswer, PolicyPort, TurnId
-from reference_gym.private import DataPlane, PrivateMessage, read, turn_of
+from reference_gym.private import DataPlane, PrivateMessage, read, required_turn_of, turn_of
 
 PATH = "/reference-gym/policy"
+FORGET_PATH = "/reference-gym/policy/forget"
 
 
 class PolicyMessage(PrivateMessage):
@@ -35,12 +37,13 @@ class CallMessage(PrivateMessage):
     request: str
 
 
-def add_routes(plane: DataPlane, policy: PolicyPort) -> None:
+def add_routes(plane: DataPlane, policy: PolicyPort, ledger: Ledger) -> None:
     """Serve policy calls to the agent.
 
     Args:
         plane: of the model server.
         policy: the way to the policy.
+        ledger: whose rows of finished rollouts are freed when the agent says so.
     """
 
     async def call(request: web.Request, body: Any) -> Any:
@@ -58,7 +61,14 @@ def add_routes(plane: DataPlane, policy: PolicyPort) -> None:
             "body": base64.b64encode(answer.body).decode("ascii"),
         }
 
+    async def forget(request: web.Request, body: Any) -> Any:
+        del body
+        turn = required_turn_of(request)
+        ledger.forget(turn.rollout_id, turn.attempt)
+        return {}
+
     plane.post(PATH, call)
+    plane.post(FORGET_PATH, forget)
 
 
 class RemotePolicy:
@@ -82,3 +92,7 @@ class RemotePolicy:
             return PolicyAnswer(500, None, b"")
         body = base64.b64decode(reply["body"])
         return PolicyAnswer(reply["status"], reply["retry_after_ms"], body, reply["version"])
+
+    async def forget(self, rollout_id: str, attempt: int) -> None:
+        """Let the model server free the rows of a rollout that has its result."""
+        await self._peer.call(FORGET_PATH, {}, TurnId(rollout_id, attempt, 1))

@@ -104,6 +104,13 @@ class Ledger:
     async def discard(self, built: dict[str, _Book]) -> None:
         """Nothing to free."""
 
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """Forget the rows of one rollout, unless they are those of a higher attempt."""
+        book = self._books.get(rollout_id)
+        if book is not None and book.attempt <= attempt:
+            self.drop(rollout_id)
+            self._changed(rollout_id)
+
     def drop(self, rollout_id: str) -> None:
         """Forget the rows of one rollout."""
         self._books.pop(rollout_id, None)

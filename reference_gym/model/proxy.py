@@ -93,6 +93,9 @@ class RecordingPolicy:
             self._ledger.add(turn, _describe(address, answer, turn.turn))
         return answer
 
+    async def forget(self, rollout_id: str, attempt: int) -> None:
+        """Keep the rows: where the rollout is owned as well they go with its release."""
+
 
 def _describe(address: Policy, answer: PolicyAnswer, turn: int) -> Row:
     try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ class SessionHandle:
         session: the environment's.
         opening: the messages with which its conversation started.
         factory: keeps it for as long as it is not closed.
+
+    `judging` is its verification, where another process may ask for it twice.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class SessionHandle:
         self.opening = opening
         self._session = session
         self._factory = factory
+        self.judging: asyncio.Task[Verdict] | None = None
         self._busy = 0
         self._used = factory.clock()
         factory.handles.add(self)

@@ -44,7 +44,7 @@ class SharedResources:
 
     async def open(self, rollout_id: str, attempt: int, spec: SessionSpec) -> list[Message]:
         """Open the session, or find it open; raises `Unavailable` when there are too many."""
-        if len(self._sessions) >= self._most:
+        if len(self._sessions) >= self._most and not any(held.key[0] == rollout_id for held in self._factory.handles):
             raise Unavailable(f"there are {self._most} sessions already")
         return await self._local.open(rollout_id, attempt, spec)
 
@@ -55,7 +55,14 @@ class SharedResources:
         return await self._local.effect(call)
 
     async def verify(self, rollout_id: str, attempt: int) -> Verdict:
-        """Judge the session, held while the gate is closed."""
+        """Judge the session once, held while the gate is closed; a repeat gets the same verdict (CKPT-CONF-028)."""
+        handle = self._local.handle(rollout_id, attempt)
+        if handle.judging is None:
+            handle.judging = asyncio.get_running_loop().create_task(self._judge(rollout_id, attempt))
+            handle.judging.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(handle.judging)
+
+    async def _judge(self, rollout_id: str, attempt: int) -> Verdict:
         async with self._sessions.verification(rollout_id, attempt) as handle:
             assert isinstance(handle, SessionHandle), "all sessions come from the factory"
             return await handle.verify(rollout_id, attempt)

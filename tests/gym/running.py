@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ CONTROL_TOKEN = "control-token-for-tests"
 DATA_TOKEN = "data-token-for-tests"
 POLICY_TOKEN = "policy-token-for-tests"
 FORMS = ("one", "three")
+
+After = Callable[[str], Awaitable[None]]
 
 
 class Refused(Exception):
@@ -305,7 +307,9 @@ class RunningGym:
             await self.post(role, "/checkpoint/restore", body)
         await self.resume(checkpoint_id)
 
-    async def restore(self, cuts: Mapping[str, Cut], *, attempt: int, policy: Any = None, resume: bool = True) -> str:
+    async def restore(
+        self, cuts: Mapping[str, Cut], *, attempt: int, policy: Any = None, after: After | None = None
+    ) -> None:
         """Restore every participant from its cut: all turn rows continue as `attempt`, all results are kept."""
         checkpoint_id = self.next_id()
         for role in reversed(self.roles):
@@ -343,9 +347,9 @@ class RunningGym:
             if policy is not None and role == "agent":
                 body["policy"] = policy
             await self.post(role, "/checkpoint/restore", body)
-        if resume:
-            await self.resume(checkpoint_id)
-        return checkpoint_id
+            if after is not None:
+                await after(role)
+        await self.resume(checkpoint_id)
 
 
 @dataclass(frozen=True)

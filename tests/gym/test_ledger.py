@@ -65,5 +65,8 @@ def test_a_capture_does_not_change_afterwards() -> None:
     ledger.add(TurnId("r", 0, 2), row(2))
     assert captured is not None
     assert 1 == len(captured.data)
-    ledger.drop("r")
+    ledger.forget("r", 0)
     assert ledger.capture("r") is None
+    ledger.add(TurnId("r", 2, 1), row(1))
+    ledger.forget("r", 1)
+    assert [1] == [each.turn for each in ledger.rows("r")]

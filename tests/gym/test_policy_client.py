@@ -110,6 +110,9 @@ async def test_another_address_is_used_by_the_next_try(proxy: PolicyProxy) -> No
                 policies[0] = policy_of(alive)
                 return answer
 
+            async def forget(self, rollout_id: str, attempt: int) -> None:
+                """Nothing to forget."""
+
         client = PolicyClient(Replacing(), 60_000, time.monotonic)
         reply = await client.generate(lambda: policies[0], ABOUT, budget_of())
     assert "done" == reply.message["content"]

@@ -66,6 +66,7 @@ async def test_a_killed_rollout_ends_like_one_that_never_was(processes: str, tmp
                 await until(lambda turn=turn: str(turn) in policy.turns_of("cut"), f"turn {turn} is asked")
                 await turns_done(gym, "cut", turn - 1)
                 cuts = await gym.snapshot()
+                assert [turn - 1] * len(gym.roles) == [cuts[role].row("cut")["turns_done"] for role in gym.roles]
                 await gym.kill()
                 policy.release("cut", turn)
                 await gym.start()
@@ -77,6 +78,32 @@ async def test_a_killed_rollout_ends_like_one_that_never_was(processes: str, tmp
     assert ["1", "2", "3", "3", "4", "4", "5"] == policy.turns_of("cut")
     assert {"whole/2/1": 1, "cut/2/1": 1} == {each["request_id"]: 1 for each in world.effects}
     assert 2 == len(world.effects)
+
+
+async def test_a_restore_into_a_busy_gym_does_not_starve(tmp_path: Path) -> None:
+    """N22: the sessions are restored and held; live rollouts then send effects there; the agent restores at once."""
+    async with (
+        PolicyStub(SCRIPT) as policy,
+        WorldStub() as world,
+        gym_at(tmp_path, "three", world_url=world.url) as gym,
+    ):
+        names = [f"r{number}" for number in range(5)]
+        for name in names:
+            policy.hold(name, 2)
+            await gym.begin_rollout(name, task_of(world.url), policy.address)
+        for name in names:
+            await until(lambda name=name: "2" in policy.turns_of(name), "turn 2 is asked")
+            await turns_done(gym, name, 1)
+        cuts = await gym.snapshot()
+
+        async def let_go(role: str) -> None:
+            if role == "resources":
+                for name in names:
+                    policy.release(name, 2)
+
+        await gym.restore(cuts, attempt=1, after=let_go)
+        found = [await gym.result_of(name) for name in names]
+    assert [("completed", 1)] * 5 == [(each["body"]["outcome"], each["info"]["attempt"]) for each in found]
 
 
 @pytest.mark.parametrize("processes", FORMS)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.gym.running import (
     Refused,
     RunningGym,
     alive,
+    environment,
     gym_at,
     task_of,
 )
@@ -225,3 +227,34 @@ async def test_without_tokens_it_does_not_serve(tmp_path: Path) -> None:
         _, err = await process.communicate()
     assert 2 == process.returncode
     assert b"--insecure-no-auth" in err
+
+
+@pytest.mark.parametrize(
+    ("form", "more", "expected"),
+    [
+        ("one", ["--role", "agent"], b"peers.resources is missing"),
+        ("three", [], b"the process of the role"),
+        ("one", [], b"cannot listen"),
+    ],
+)
+async def test_what_cannot_be_served_is_said_and_leaves_nothing(
+    form: str, more: list[str], expected: bytes, tmp_path: Path
+) -> None:
+    """A missing peer and a port that is taken: exit code 2, a sentence, and no process of it left."""
+    gym = RunningGym(tmp_path, form)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = f"ports: {{agent: {taken.getsockname()[1]}}}\n"
+        config = gym.write_config()
+        config.write_text(config.read_text() + ports)
+        gym.write_config = lambda: config  # type: ignore[method-assign] # one file for one test
+        process = await asyncio.create_subprocess_exec(
+            *gym.command(), *more, stderr=asyncio.subprocess.PIPE, env=environment(), start_new_session=True
+        )
+        async with asyncio.timeout(BOUND_S):
+            _, err = await process.communicate()
+    assert 2 == process.returncode, err
+    assert expected in err
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
