@@ -134,11 +134,8 @@ def _run(options: Options, console: Console) -> int:
     directory = _fresh(options.out)
     tokens = {name: secrets.token_urlsafe(24) for name in (CONTROL_ENV, DATA_ENV, TOKEN_ENV)}
     scenario = options.scenario
-    show = (
-        LiveShow(scenario, options.columns, console)
-        if console.is_terminal and not options.chaos
-        else PlainShow(console)
-    )
+    is_live = console.is_terminal and not console.is_dumb_terminal and not options.chaos
+    show = LiveShow(scenario, options.columns, console) if is_live else PlainShow(console)
     with Processes() as processes, show:
         show.begin("policy")
         policy = Policy(processes, directory, options.latency_s, tokens)

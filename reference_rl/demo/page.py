@@ -150,15 +150,25 @@ def _legend() -> str:
 
 def _timeline(column: Column, scale: float) -> str:
     mood = "bad" if column.thrown_away else "good"
-    pause = column.snapshot.get("pause_ms")
-    says = f"snapshot {column.snapshot.get('checkpoint_id')}"
-    says += f", gate closed for {pause:g} ms" if pause else ", RL state only" if column.column < 3 else ""
+    says = _snapshot(column.snapshot)
     return (
         f'<figure><figcaption><span class="title">Column {column.column}: {COLUMN_NAMES[column.column]}</span>'
         f'<span class="says">{escape(says)}</span>'
         f'<span class="total {mood}">{column.thrown_away} thrown away</span></figcaption>'
         f'<div class="scroll">{draw(column, scale)}</div></figure>'
     )
+
+
+def _snapshot(snapshot: Mapping[str, Any]) -> str:
+    """What a snapshot held and cost, in the RL client's own words about it."""
+    parts = [f"snapshot {snapshot['checkpoint_id']}"]
+    if snapshot.get("gyms"):
+        parts.append(f"gate closed for {snapshot['pause_ms']} ms, published after {snapshot['total_ms']} ms")
+        size = snapshot["bytes"] / 1000
+        parts.append(f"{snapshot['turn']} unfinished rollouts in {size:,.0f} kB of Gym state")
+    else:
+        parts.append("RL state only")
+    return "; ".join(parts)
 
 
 def _capabilities(columns: Sequence[Column]) -> str:

@@ -80,6 +80,7 @@ class Column:
             "siblings": {name: asdict(count) for name, count in zip(names, self.counts, strict=True)},
             "snapshot": self.snapshot.get("checkpoint_id"),
             "pause_ms": self.snapshot.get("pause_ms"),
+            "snapshot_ms": self.snapshot.get("total_ms"),
             "urls_before_and_after": self.urls,
             "seconds": round(self.seconds, 2),
             "seconds_at": {mark.kind: round(mark.t - self.marks[0].t, 2) for mark in self.marks},

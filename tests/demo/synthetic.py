@@ -9,6 +9,8 @@ from reference_rl.demo.calls import calls_of, count_siblings
 from reference_rl.demo.scenario import Scenario
 from reference_rl.demo.story import Column, Mark
 
+GYM_STATE = {"pause_ms": 6, "total_ms": 40, "gyms": ["gym"], "bytes": 15_400, "turn": 2}
+
 
 def policy_events(
     scenario: Scenario, column: int, generation_s: float = 0.25
@@ -64,7 +66,7 @@ def made_up_column(scenario: Scenario, number: int) -> Column:
         marks=marks,
         bodies=bodies,
         yardstick=bodies,
-        snapshot={"checkpoint_id": "1-1", "pause_ms": 6.4 if number == 3 else 0},
+        snapshot={"checkpoint_id": "1-1"} | (GYM_STATE if number == 3 else {}),
         urls=[["http://127.0.0.1:40001"], ["http://127.0.0.1:40002"]],
         seconds=9.1,
         directory=f"column-{number}",
