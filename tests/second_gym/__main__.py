@@ -69,8 +69,8 @@ def announce(path: Path, gym: Gym, port: int) -> None:
 
 
 def drain(gym: Gym) -> None:
-    """Start nothing new; serve until a checkpoint has become durable, or the grace has passed."""
-    end = time.monotonic() + gym.limits["shutdown_grace_ms"] / 1000 - 0.2
+    """Start nothing new; serve until a checkpoint has become durable, or most of the grace has passed."""
+    end = time.monotonic() + gym.limits["shutdown_grace_ms"] * 0.85 / 1000
     with gym.gate.lock:
         gym.phases.draining = True
         gym.phases.became_durable = False

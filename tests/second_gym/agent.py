@@ -77,7 +77,7 @@ class Agent:
         most = rollout.start.get("limits", {}).get("max_turns", MAX_TURNS)
         outcome = "truncated"
         while rollout.turns_done < most and outcome != "completed":
-            said, version = self._ask(rollout, messages)
+            said = self._ask(rollout, messages)
             with self.gate.lock:
                 self._hold(rollout, lambda: self.gate.open)
                 rollout.open_turn, rollout.busy_since = rollout.turns_done + 1, time.monotonic()
@@ -91,8 +91,10 @@ class Agent:
                 self._hold(rollout, lambda: self.gate.open or self.gate.finishing)
                 rollout.turns_done, rollout.open_turn = rollout.turns_done + 1, None
                 rollout.effects_saved = rollout.effects
-                if version is not None and version not in rollout.versions:
-                    rollout.versions.append(version)
+                if said.version is not None and said.version not in rollout.versions:
+                    rollout.versions.append(said.version)
+                if said.data_ref is not None:
+                    rollout.data_refs.append(said.data_ref)
                 self.book.changed()
         self._verify(rollout)
         session = rollout.session
@@ -136,6 +138,8 @@ class Agent:
         handler = Handler(time.monotonic(), "verification", rollout.rollout_id, rollout.attempt)
         with self.gate.lock:
             self._hold(rollout, lambda: self.gate.open)
+            if rollout.effects != rollout.session.recorded_count:
+                raise Failed("session_lost", "Agent and session have recorded different numbers of effects.")
             rollout.verifying, rollout.busy_since = True, handler.since
             rollout.now("running")
             self.gate.handlers.append(handler)
@@ -164,7 +168,7 @@ class Agent:
             self.book.finish(rollout, text)
 
     def _text(self, rollout: Rollout, part: Json) -> str:
-        info: Json = {"attempt": rollout.attempt, "policy_versions": rollout.versions, "data_refs": []}
+        info: Json = {"attempt": rollout.attempt, "policy_versions": rollout.versions, "data_refs": rollout.data_refs}
         if "labels" in rollout.start:
             info["labels"] = rollout.start["labels"]
         named = {name: rollout.start[name] for name in ("rollout_id", "environment", "task_digest")}
@@ -211,7 +215,7 @@ class Agent:
 
     # --- the policy ---
 
-    def _ask(self, rollout: Rollout, messages: list[Json]) -> tuple[policy.Said, int | None]:
+    def _ask(self, rollout: Rollout, messages: list[Json]) -> policy.Said:
         """Make one policy call, as often as it takes, and return what it said."""
         pause = 0.02
         while True:
@@ -227,7 +231,7 @@ class Agent:
                     continue
             if reply.status == 200:
                 try:
-                    return policy.understand(api, reply), policy.version_of(reply)
+                    return policy.understand(api, reply)
                 except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                     raise Failed("policy_not_understood", f"The policy's reply has no known form: {error!r}") from error
             if b'"stale_attempt"' in reply.body:

@@ -56,6 +56,7 @@ class Rollout:
     down: float = 0.0  # seconds of the gate's clock that its policy was unavailable
     down_since: float | None = None
     versions: list[int] = field(default_factory=list)
+    data_refs: list[Json] = field(default_factory=list)
     call: Call | None = None
 
     @property
@@ -128,6 +129,7 @@ class Result:
     sequence: int
     effects_saved: int
     version: int | None
+    data_refs: list[Json]
     environment: str
     task_digest: str
     success: bool
@@ -152,6 +154,7 @@ class Result:
             sequence=sequence,
             effects_saved=effects,
             version=version,
+            data_refs=content["info"]["data_refs"],
             environment=content["environment"],
             task_digest=content["task_digest"],
             success="body" in content,

@@ -40,7 +40,9 @@ class Border:
                 if reply is not None:
                     return reply
                 if content is None:
-                    if session.uncertain or effect.effects_done not in (None, session.recorded_count):
+                    if session.uncertain:
+                        raise Refusal("internal", "The handler of an earlier effect died; nobody knows the state.")
+                    if effect.effects_done not in (None, session.recorded_count):
                         raise Refusal("session_lost", f"The session has recorded {session.recorded_count} effects.")
                     if session.running is None and may_run():
                         break

@@ -77,7 +77,7 @@ def capture(book: Book) -> Cut:
             "task_digest": entry.task_digest,
             "environment": entry.environment,
             "effects": {entry.environment: entry.effects_saved},
-            "data_refs": [],
+            "data_refs": list(entry.data_refs),
         }
         if entry.version is not None:
             row["policy_version"] = entry.version

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tests.second_gym import forms
 from tests.second_gym.gym import Gym
@@ -162,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
             self._authorize(self.server.tokens.data)
             self._allow(("POST",))
             body = self._json("probe")
+            if not body["request_id"].startswith(f"{body['rollout_id']}/{body['turn']}/"):
+                forms.malformed("body.request_id", "is of another rollout or turn")
             return "probe", lambda arrived: gym.probe(body, arrived)
         if not path.startswith(PREFIX):
             raise Refusal("not_found", "There is nothing at this path.")
@@ -262,11 +264,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def _read(self, operation: str) -> Callable[[float], Json]:
         gym = self.server.gym
-        query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query, True).items()}
         if operation == "capabilities":
             return lambda _: gym.capabilities()
         if operation == "status":
             return lambda _: self._locked(gym.phases.status)
+        given = parse_qsl(urlsplit(self.path).query, keep_blank_values=True)
+        query = dict(given)
+        known = {"after", "limit", "state" if operation == "list_rollouts" else "wait_ms"}
+        if len(query) < len(given) or not query.keys() <= known:
+            forms.malformed("query", "has a parameter that is unknown or given twice")
         after = query.get("after", "")
         if len(after) > 1024:
             forms.malformed("after", "is longer than 1024 characters")

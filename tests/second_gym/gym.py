@@ -68,6 +68,8 @@ class Gym:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.limits = {**LIMITS, **settings.limits}
+        # The only records of a cut that can be long are results, and these have a limit of their own.
+        self.limits["max_record_bytes"] = max(self.limits["max_record_bytes"], 4 * self.limits["max_result_bytes"])
         self.incarnation = "i-" + secrets.token_hex(12)
         self.gate = Gate()
         self.book = Book(self.gate, self.limits)
@@ -75,7 +77,7 @@ class Gym:
         self.phases = Phases(self.gate, self.book, self.limits)
         self.saving = Saving(self.phases, settings.name, settings.roots)
         self.restoring = Restoring(self.phases, settings.name, settings.roots)
-        self.environments = {} if settings.world_url is None else sessions.ENVIRONMENTS
+        self.environments = () if settings.world_url is None else sessions.ENVIRONMENTS
         threading.Thread(target=self._keep_time, daemon=True).start()
 
     def _keep_time(self) -> None:
@@ -112,8 +114,8 @@ class Gym:
             "state_schema": {"id": cuts.SCHEMA, "version": cuts.VERSION, "reads": [cuts.VERSION]},
             "agents": [{"name": AGENT, "continuation": "restart_only"}],
             "environments": [
-                {"name": name, "continuation": continuation, "verify": "wait", "state_version": "1"}
-                for name, continuation in self.environments.items()
+                {"name": name, "continuation": "restart_only", "verify": "wait", "state_version": "1"}
+                for name in self.environments
             ],
             "storage": ["file"],
             "stage": 10,

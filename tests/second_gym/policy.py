@@ -21,10 +21,12 @@ class ToolCall(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What the policy said: its message in the chat form, and the tool calls in it."""
+    """What the policy said: its message in the chat form, the tool calls in it, and what it told about itself."""
 
     message: Json
     calls: list[ToolCall]
+    version: int | None
+    data_ref: Json | None
 
 
 def request(policy: Json, messages: list[Json], seed: int | None) -> tuple[str, Json]:
@@ -51,10 +53,11 @@ def understand(api: str, reply: Reply) -> Said:
         ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"]))
         for call in message.get("tool_calls") or []
     ]
-    return Said(message, calls)
+    data_ref = content.get("data_ref")
+    return Said(message, calls, _version(reply), data_ref if isinstance(data_ref, dict) else None)
 
 
-def version_of(reply: Reply) -> int | None:
+def _version(reply: Reply) -> int | None:
     """Return the weights version that a reply carries."""
     told = {name.lower(): value for name, value in reply.headers.items()}.get("gym-policy-version", "")
     return int(told) if told.isascii() and told.isdigit() and len(told) < 16 else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.second_gym.calls import post_to_world
 
-ENVIRONMENTS = {"conformance": "export_restore", "conformance-restart": "restart_only"}
+ENVIRONMENTS = ("conformance", "conformance-restart")
 TOOLS: dict[str, dict[str, dict[str, Any]]] = {
     "add": {"n": {"type": "integer", "minimum": -1000000, "maximum": 1000000}},
     "world": {"tag": {"type": "string", "maxLength": 64}},
