@@ -270,15 +270,19 @@ class Core:
                 pass
         if self.machine.open is None:
             self._commit = None
-            if (
-                before.open is not None
-                and before.phase in (Phase.RESTORING, Phase.RESTORED)
-                and self.staging is not None
-            ):
-                self.staging.forget_uploads()
+            if before.open is not None and self.staging is not None:
+                self._tidy(self.staging, before.phase)
         self.gate.move(self._position())
         self._wake()
         self._order_lease()
+
+    def _tidy(self, staging: Staging, phase: Phase) -> None:
+        """Remove uploads when a restore has ended, and staged files when a checkpoint has not ended as committed."""
+        last = self.machine.last
+        if phase in (Phase.RESTORING, Phase.RESTORED):
+            staging.forget_uploads()
+        elif last is None or last.ended_as is not EndedAs.COMMITTED:
+            staging.forget_cuts()
 
     def _position(self) -> Position:
         if self.machine.gate_open:
@@ -348,6 +352,15 @@ class Core:
             self.move(step)
 
     # --- judging calls ------------------------------------------------------------------------------------------------
+
+    async def _admit_verb(self, caller: Caller, deadline: float) -> None:
+        """Judge incarnation and controller, and wait for what an adoption ends to have ended (CKPT-CTRL-004)."""
+        known = self.machine.controller
+        self._admit(caller)
+        if self.machine.controller != known:
+            while self.machine.open is not None and self.machine.open.ending is not None:
+                if not await self.wait_move(deadline):
+                    break
 
     def _admit(self, caller: Caller) -> None:
         """Judge incarnation and controller; a higher pair is adopted and ends what a lower one left open.

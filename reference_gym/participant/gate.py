@@ -83,7 +83,10 @@ class Gate:
         self._on_change = on_change
         self._position = Position.OPEN
         self._running: dict[int, Running] = {}
+        self._by_rollout: dict[str, set[int]] = {}
         self._turns: dict[str, int] = {}
+        self._blocking = 0
+        self._handlers = 0
         self._numbers = count()
         self._moved = asyncio.Event()
 
@@ -100,19 +103,16 @@ class Gate:
     @property
     def quiescent(self) -> bool:
         """Whether no turn is open and no verification that a prepare waits for is running."""
-        return not any(running.blocks for running in self._running.values())
+        return self._blocking == 0
 
     @property
     def handlers(self) -> int:
         """How many effect handlers and verifications run in this participant, whoever owns their rollouts by now."""
-        return sum(running.handler for running in self._running.values())
+        return self._handlers
 
     def running_of(self, rollout_id: str, through: int) -> bool:
         """Return whether a handler of an attempt up to ``through`` of this rollout still runs."""
-        return any(
-            running.handler and running.rollout_id == rollout_id and running.attempt <= through
-            for running in self._running.values()
-        )
+        return any(running.handler and running.attempt <= through for running in self._of(rollout_id))
 
     def move(self, position: Position) -> None:
         """Put the gate into a position and wake whoever waits for it to change."""
@@ -142,22 +142,31 @@ class Gate:
             blocks: whether a prepare waits for it.
         """
         number = next(self._numbers)
-        self._running[number] = Running(kind, rollout_id, attempt, turn, self._clock.now(), handler, blocks)
+        running = Running(kind, rollout_id, attempt, turn, self._clock.now(), handler, blocks)
+        self._running[number] = running
+        self._by_rollout.setdefault(rollout_id, set()).add(number)
+        self._blocking += blocks
+        self._handlers += handler
         if turn is not None and not handler:
             self._turns[rollout_id] = turn
         try:
             yield
         finally:
             del self._running[number]
+            self._by_rollout[rollout_id].discard(number)
+            if not self._by_rollout[rollout_id]:
+                del self._by_rollout[rollout_id]
+            self._blocking -= running.blocks
+            self._handlers -= handler
             if turn is not None and not handler:
                 self._turns.pop(rollout_id, None)
             self._on_change()
 
     def abandon(self, rollout_id: str) -> None:
         """Stop counting what runs for a rollout that was fenced, retired or found uncertain: it blocks nothing."""
-        for running in self._running.values():
-            if running.rollout_id == rollout_id:
-                running.blocks = False
+        for running in self._of(rollout_id):
+            self._blocking -= running.blocks
+            running.blocks = False
         self._on_change()
         self.nudge()
 
@@ -217,6 +226,9 @@ class Gate:
     async def wait_change(self) -> None:
         """Return after the gate has next changed its position."""
         await self._moved.wait()
+
+    def _of(self, rollout_id: str) -> list[Running]:
+        return [self._running[number] for number in self._by_rollout.get(rollout_id, ())]
 
     def _wake(self) -> None:
         self._moved.set()

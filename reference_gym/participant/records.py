@@ -83,6 +83,11 @@ class BoundaryStore(Protocol):
         """Forget all."""
         ...
 
+    @property
+    def unable(self) -> Mapping[str, str]:
+        """The rollouts that cannot continue from their last boundary, with the reason; not to be changed."""
+        ...
+
     def cut(self) -> tuple[Mapping[str, Record], Mapping[str, str]]:
         """Return all last boundaries as they are now, by reference, and why some of them cannot continue."""
         ...
@@ -99,6 +104,11 @@ class MemoryStore:
         self._max = max_record_bytes
         self._records: dict[str, Record] = {}
         self._unable: dict[str, str] = {}
+
+    @property
+    def unable(self) -> Mapping[str, str]:
+        """The rollouts that cannot continue from their last boundary, with the reason; not to be changed."""
+        return self._unable
 
     def put(self, record: Record) -> None:
         """Keep a boundary in place of the rollout's earlier one."""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from reference_gym.participant.clock import Clock
@@ -95,7 +96,7 @@ class Registry:
         self._shared = shared
         self._stopped: set[str] = set()
         self._restart_only: set[str] = set()
-        self._stopping: dict[asyncio.Task[None], str] = {}
+        self._stopping: dict[str, set[asyncio.Task[None]]] = {}
         self._sorted: list[str] | None = None
 
     # --- the host of its rollouts -------------------------------------------------------------------------------------
@@ -177,6 +178,9 @@ class Registry:
                 self._agent.check(start)
             except TaskRefused as refusal:
                 return "invalid", None, str(refusal)[:2000]
+            except Exception:
+                logger.exception("judging the task of rollout %s failed", start.rollout_id)
+                return "invalid", None, "the task could not be judged"
         else:
             return "unknown_environment", None, f"there is no environment {item.environment}"
         held = self._held(start)
@@ -298,7 +302,7 @@ class Registry:
 
     def stopping(self, rollout_id: str) -> bool:
         """Return whether a task of this rollout has been told to end and has not yet."""
-        return rollout_id in self._stopping.values()
+        return rollout_id in self._stopping
 
     def _entry(self, rollout: Rollout) -> Entry:
         """Return the entry of a rollout that is still current.
@@ -330,15 +334,18 @@ class Registry:
 
     def _halt(self, entry: Entry) -> None:
         entry.rollout.ended = True
-        task = entry.task
+        rollout_id, task = entry.rollout.rollout_id, entry.task
         if task is not None and not task.done() and task is not asyncio.current_task():
-            self._stopping[task] = entry.rollout.rollout_id
-            task.add_done_callback(self._stopped_task)
+            self._stopping.setdefault(rollout_id, set()).add(task)
+            task.add_done_callback(partial(self._stopped_task, rollout_id))
             task.cancel()
-        self._shared.gate.abandon(entry.rollout.rollout_id)
+        self._shared.gate.abandon(rollout_id)
 
-    def _stopped_task(self, task: asyncio.Task[None]) -> None:
-        self._stopping.pop(task, None)
+    def _stopped_task(self, rollout_id: str, task: asyncio.Task[None]) -> None:
+        tasks = self._stopping[rollout_id]
+        tasks.discard(task)
+        if not tasks:
+            del self._stopping[rollout_id]
         self._shared.freed()
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -544,7 +551,7 @@ class Registry:
 
     async def close(self) -> None:
         """Stop every task; the process is about to end."""
-        tasks = [entry.task for entry in self.live.values() if entry.task is not None] + list(self._stopping)
+        tasks = {entry.task for entry in self.live.values() if entry.task is not None}.union(*self._stopping.values())
         for entry in self.live.values():
             entry.rollout.ended = True
         for task in tasks:

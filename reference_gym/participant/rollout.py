@@ -226,10 +226,11 @@ class Rollout:
         """End the rollout while its open turn or verification still counts, so that no cut sees it half ended."""
         if self.ended or isinstance(error, StaleAttempt):
             return
+        if isinstance(error, SessionUncertain):
+            self._host.stop(self, "uncertain")
+            return
         await self._unsealed()
         match error:
-            case SessionUncertain():
-                self._host.stop(self, "uncertain")
             case SessionLost():
                 failure = RolloutFailure("session_lost", error.detail, terminal=False)
                 self._host.finish(self, failure)

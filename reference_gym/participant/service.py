@@ -169,7 +169,7 @@ class Participant(Core):
         """Close the gate; reply when everything is quiescent or the time limit has passed."""
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
         deadline = self._deadline(request.timeout_ms)
-        self._admit(caller)
+        await self._admit_verb(caller, deadline)
         lease_ms = self.config.limits.lease_ms(request.lease_ms)
         step = self.machine.prepare(checkpoint_id, request.run_id, lease_ms, self.clock.now())
         self.accept(step)
@@ -188,7 +188,7 @@ class Participant(Core):
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
         deadline = self._deadline(request.timeout_ms)
         self._require_scheme(request.target.scheme)
-        self._admit(caller)
+        await self._admit_verb(caller, deadline)
         if await self._begin_commit(checkpoint_id, request) is Where.LAST:
             return self._recorded(checkpoint_id)
         with self._serving(checkpoint_id):
@@ -202,7 +202,7 @@ class Participant(Core):
     async def resume(self, caller: Caller, request: ResumeRequest) -> dict[str, Any]:
         """Open the gate after the capture or the restore."""
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
-        self._admit(caller)
+        await self._admit_verb(caller, self._deadline(request.timeout_ms))
         self.accept(self.machine.resume(checkpoint_id, self.clock.now()))
         with self._serving(checkpoint_id):
             return self._ending(checkpoint_id)
@@ -211,7 +211,7 @@ class Participant(Core):
         """Open the gate at once; reply when whatever was under way has stopped."""
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
         deadline = self._deadline(request.timeout_ms)
-        self._admit(caller)
+        await self._admit_verb(caller, deadline)
         self.accept(self.machine.abort(checkpoint_id, self.clock.now()))
         while (opened := self.machine.open) is not None and checkpoint_id in (opened.checkpoint_id, opened.then):
             if not await self.wait_move(deadline):
@@ -221,7 +221,7 @@ class Participant(Core):
     async def renew(self, caller: Caller, request: RenewRequest) -> dict[str, Any]:
         """Extend the lease."""
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
-        self._admit(caller)
+        await self._admit_verb(caller, self._deadline(self.config.limits.max_wait_ms))
         lease_ms = self.config.limits.lease_ms(request.lease_ms)
         self.accept(self.machine.renew(checkpoint_id, lease_ms, self.clock.now()))
         return {"lease_remaining_ms": self.machine.lease_remaining_ms(self.clock.now())}
@@ -235,7 +235,7 @@ class Participant(Core):
             raise PayloadTooLarge(f"more rollouts than max_live_rollouts {self.config.limits.max_live_rollouts}")
         if request.source is not None:
             self._require_scheme(request.source.scheme)
-        self._admit(caller)
+        await self._admit_verb(caller, deadline)
         await self._begin_restore(checkpoint_id, request, deadline)
         with self._serving(checkpoint_id):
             if self._restorer is not None and self.machine.phase is Phase.RESTORING:
@@ -378,8 +378,8 @@ class Participant(Core):
             PayloadTooLarge: naming the limit and every such rollout.
         """
         others = self.registry.restarts() if self.registry is not None else {}
-        unable = self._store.cut()[1]
-        named = sorted(key for key, reason in unable.items() if reason == "record_too_large" and key not in others)
+        large = (key for key, reason in self._store.unable.items() if reason == "record_too_large")
+        named = sorted(key for key in large if key not in others)
         if named:
             limit = f"max_record_bytes {self.config.limits.max_record_bytes}"
             text = f"the record of {named[0]} is longer than {limit} ({len(named)} in all)"
@@ -518,7 +518,7 @@ class Participant(Core):
         """Return the reply of a prepare."""
         machine, now = self.machine, self.clock.now()
         blockers = self._blockers() if machine.phase is Phase.PREPARING else []
-        restarts = self._store.cut()[1].keys() | (
+        restarts = self._store.unable.keys() | (
             self.registry.restarts().keys() if self.registry is not None else set()
         )
         return {

@@ -548,3 +548,19 @@ async def test_unmanaged_rollouts_are_counted_and_block_nothing(gym: Gym) -> Non
         assert (1, 0) == (gym.status["counts"]["unmanaged"], gym.status["counts"]["admitted"])
         assert (await gym.prepare("1-1"))["ready"]
     assert 0 == gym.status["counts"]["unmanaged"]
+
+
+async def test_a_higher_controllers_prepare_waits_for_what_it_ends(tmp_path: Path) -> None:
+    """CKPT-CTRL-004: the slow commit of the lower one has stopped before the call itself is judged."""
+    disk = SlowDisk()
+    gym = Gym(tmp_path, durable=disk)
+    await gym.prepare("1-1")
+    disk.free.clear()
+    committing = asyncio.ensure_future(gym.commit("1-1"))
+    await until(lambda: disk.steps)
+    preparing = asyncio.ensure_future(gym.prepare("2-1"))
+    assert "stale_checkpoint" == (await refused(committing)).code
+    assert not preparing.done()
+    disk.free.set()
+    assert (await preparing)["ready"]
+    assert "2-1" == gym.status["checkpoint_id"]
