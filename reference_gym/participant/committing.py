@@ -57,7 +57,7 @@ class Commit:
         self.outcome = shared_future()
 
     def abandon(self) -> None:
-        """Stop writing, and answer at once whoever waits for it (CKPT-PHASE-006)."""
+        """Stop writing, and answer at once whoever waits for it (CKPT-PHASE-005)."""
         self.stop.set()
         if not self.outcome.done():
             self.outcome.set_exception(StaleCheckpoint(f"checkpoint {self.checkpoint_id} has ended"))
@@ -87,7 +87,7 @@ class Writer:
 
         Raises:
             InsufficientStorage: there is no room (CKPT-ERR-031).
-            DeadlineExceeded: it took longer than ``max_write_ms`` (CKPT-COMMIT-031).
+            DeadlineExceeded: it took longer than ``max_write_ms`` (CKPT-COMMIT-030).
             WriteStopped: it was told to stop.
             Internal: anything else.
         """

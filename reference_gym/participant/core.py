@@ -232,7 +232,7 @@ class Core:
 
     @contextmanager
     def unmanaged(self) -> Iterator[None]:
-        """Count a rollout of the Gym's own older routes while it runs; the gate does not hold it (CKPT-GATE-025)."""
+        """Count a rollout of the Gym's own older routes while it runs; the gate does not hold it (CKPT-GATE-022)."""
         self.unmanaged_count += 1
         try:
             yield
@@ -367,7 +367,7 @@ class Core:
 
         Raises:
             StaleIncarnation: another incarnation is expected (CKPT-ID-036).
-            StaleController: a higher pair was adopted (CKPT-CTRL-006).
+            StaleController: a higher pair was adopted (CKPT-CTRL-005).
         """
         if caller.expect_incarnation != self.incarnation:
             raise StaleIncarnation("this is another incarnation than the expected one")
@@ -408,7 +408,7 @@ class Core:
         return self.machine.open is not None and self.machine.open.checkpoint_id == checkpoint_id
 
     def _require_open(self, checkpoint_id: CheckpointId, *ended: EndedAs) -> None:
-        """Refuse to go on with a checkpoint that has ended meanwhile, unless in one of these ways (CKPT-PHASE-006)."""
+        """Refuse to go on with a checkpoint that has ended meanwhile, unless in one of these ways (CKPT-PHASE-005)."""
         machine = self.machine
         if machine.open is not None and machine.open.checkpoint_id == checkpoint_id and machine.open.ending is None:
             return
@@ -439,7 +439,7 @@ class Core:
     # --- restoring ----------------------------------------------------------------------------------------------------
 
     def highest(self, rollout_id: str) -> int:
-        """Return the highest attempt that is fenced or held here, or -1 (CKPT-RESTORE-035, CKPT-RESTORE-053)."""
+        """Return the highest attempt that is fenced or held here, or -1 (CKPT-RESTORE-029, CKPT-RESTORE-053)."""
         held = [self.fences.through(rollout_id)]
         if (record := self._store.get(rollout_id)) is not None:
             held.append(record.attempt)

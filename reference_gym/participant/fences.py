@@ -26,7 +26,7 @@ class Tombstone:
     """What is kept of a released or retired rollout.
 
     ``digest`` is that of the released result (None for a retired rollout). ``final`` says that no later attempt
-    may start: true of a released success or terminal failure (CKPT-FENCE-007, CKPT-FENCE-008, CKPT-ACK-009).
+    may start: true of a released success or terminal failure (CKPT-FENCE-006 to CKPT-FENCE-008, CKPT-ROLL-011).
     """
 
     attempt: int
@@ -68,7 +68,7 @@ class Fences:
             raise StaleAttempt.of(rollout_id, attempt, through)
 
     def raise_to(self, rollout_id: str, through: int) -> bool:
-        """Fence every attempt up to ``through``; return whether that changed anything (CKPT-FENCE-006)."""
+        """Fence every attempt up to ``through``; return whether that changed anything (CKPT-FENCE-005)."""
         return through >= 0 and self._raise(hashed(rollout_id), through)
 
     def tombstone(self, rollout_id: str) -> Tombstone | None:

@@ -3,7 +3,7 @@
 
 Only plain files that the manifest names are opened. Every byte is judged by size and digest before anything of it
 is used; what is damaged is named with its file and, where the checksums tell, its record (CKPT-RESTORE-002,
-CKPT-RESTORE-004).
+CKPT-ERR-033).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The boundaries captured together, by reference; nothing changes it afterwards (CKPT-COMMIT-013, CKPT-COMMIT-014).
+    """The boundaries captured together, by reference; nothing changes it afterwards (CKPT-COMMIT-012, CKPT-COMMIT-013).
 
     ``restarts`` gives the reason of every rollout of ``records`` that starts again.
     """

@@ -296,7 +296,7 @@ class Registry:
         return "already_released" if known.digest == receipt.digest else "mismatch"
 
     def end_stale(self, rollout: Rollout) -> None:
-        """End a rollout one of whose calls another participant has refused as stale (CKPT-FENCE-013)."""
+        """End a rollout one of whose calls another participant has refused as stale (CKPT-FENCE-012, CKPT-FENCE-014)."""
         if not rollout.ended:
             self.retire(rollout.rollout_id, rollout.attempt)
 
@@ -529,14 +529,14 @@ class Registry:
         self._sorted = None
 
     def continue_restored(self) -> None:
-        """Run every restored rollout (CKPT-RESTORE-039)."""
+        """Run every restored rollout (CKPT-RESTORE-033)."""
         for entry in self.live.values():
             if entry.task is None and entry.restart is None:
                 entry.rollout.activity = "running"
                 self._run(entry)
 
     def discard_installed(self) -> None:
-        """Drop and fence what a restore installed and nobody resumed (CKPT-ABORT-007, CKPT-ABORT-008)."""
+        """Drop and fence what a restore installed and nobody resumed (CKPT-ABORT-007, -008, -012)."""
         for rollout_id, entry in list(self.live.items()):
             self._shared.fences.raise_to(rollout_id, entry.rollout.attempt)
             self._remove(entry)

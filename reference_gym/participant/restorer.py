@@ -44,7 +44,7 @@ class Restorer:
         self._core = core
         self._request = request
         self._directory = directory
-        # A moment before the call itself would time out, so that it is answered with the failure (CKPT-RESTORE-013).
+        # A moment before the call itself would time out, so that it is answered with the failure (CKPT-RESTORE-009).
         self._deadline = deadline - 0.001
         self._stop = threading.Event()
         self._built: list[tuple[Part, Any]] = []
@@ -110,7 +110,7 @@ class Restorer:
         )
 
     async def _quiesce(self) -> None:
-        """Wait for the handlers that run in this participant, not for turns (CKPT-RESTORE-011, CKPT-RESTORE-012).
+        """Wait for the handlers that run in this participant, not for turns (CKPT-RESTORE-007, CKPT-RESTORE-008).
 
         Raises:
             NotReady: they still run when the time limit has passed, naming them.
@@ -145,7 +145,7 @@ class Restorer:
         return registry.build(plan.payloads.values(), policy)
 
     def _install(self, plan: Plan, source: Source, entries: list[Entry]) -> None:
-        """Make what was built current, in one step: nothing in here awaits (CKPT-RESTORE-019)."""
+        """Make what was built current, in one step: nothing in here awaits (CKPT-RESTORE-014)."""
         core, request = self._core, self._request
         built, self._built = self._built, []
         for part, state in built:

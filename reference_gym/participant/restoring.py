@@ -76,7 +76,7 @@ def require_single(request: RestoreRequest) -> None:
     """Refuse lists that say two things of one rollout.
 
     Raises:
-        InvalidRequest: naming the rollout.
+        InvalidRequest: naming the rollout (CKPT-RESTORE-056).
     """
     for name, ids in (
         ("rollouts", [rollout.rollout_id for rollout in frozenset(request.rollouts)]),
@@ -88,7 +88,7 @@ def require_single(request: RestoreRequest) -> None:
 
 
 def require_above_fences(request: RestoreRequest, highest: Callable[[str], int]) -> None:
-    """Refuse a ``next_attempt`` that is not above what is fenced, held or saved (CKPT-RESTORE-035).
+    """Refuse a ``next_attempt`` that is not above what is fenced, held or saved (CKPT-RESTORE-029, -053, -055).
 
     Args:
         request: the restore.
@@ -111,7 +111,7 @@ def make_plan(request: RestoreRequest, source: Source, config: ParticipantConfig
     """Judge the lists against the source.
 
     Raises:
-        StateMismatch: naming every rollout on which they disagree (CKPT-RESTORE-029 to CKPT-RESTORE-034).
+        StateMismatch: naming every rollout on which they disagree (CKPT-RESTORE-024 to CKPT-RESTORE-028).
         CheckpointCorrupt: a payload cannot be read.
     """
     problems: list[tuple[str, str]] = []
@@ -163,7 +163,7 @@ def make_plan(request: RestoreRequest, source: Source, config: ParticipantConfig
 
 
 def _cannot_continue(plan: Plan, source: Source, config: ParticipantConfig, owns: frozenset[str]) -> dict[str, str]:
-    """Return the listed rollouts whose environment or agent cannot go on here any more (CKPT-RESTORE-045)."""
+    """Return the listed rollouts whose environment or agent cannot go on here any more (CKPT-RESTORE-039)."""
     if owns == {"ledger"}:
         return {}
     reasons = {}

@@ -398,7 +398,7 @@ class Participant(Core):
         return self.staging.new_cut(request.checkpoint_id)
 
     def _capture(self, *, without_blocked: bool) -> Cut:
-        """Capture the cut, by reference, at this instant (CKPT-COMMIT-004)."""
+        """Capture the cut, by reference, at this instant (CKPT-COMMIT-002)."""
         records, restarts = self._store.cut()
         found = dict(restarts)
         if without_blocked:

@@ -241,7 +241,7 @@ async def test_a_write_that_fails_after_resume_ends_the_checkpoint_as_failed(tmp
 
 
 async def test_a_write_longer_than_its_limit_fails(tmp_path: Path) -> None:
-    """CKPT-COMMIT: max_write_ms passed counts as failed with deadline_exceeded; the capture is kept."""
+    """CKPT-COMMIT-030: max_write_ms passed counts as failed with deadline_exceeded; the capture is kept."""
     clock, disk = MovedClock(), SlowDisk()
     gym = Gym(tmp_path, clock=clock, durable=disk, limits=Limits(max_write_ms=2_000, max_wait_ms=60_000))
     await gym.prepare("1-1")
@@ -543,7 +543,7 @@ async def test_progress_rises_with_what_a_cut_holds_and_with_nothing_else(gym: G
 
 
 async def test_unmanaged_rollouts_are_counted_and_block_nothing(gym: Gym) -> None:
-    """CKPT-GATE-025: they stand outside of every other count, and the gate does not know them."""
+    """CKPT-GATE-022: they stand outside of every other count, and the gate does not know them."""
     with gym.participant.unmanaged():
         assert (1, 0) == (gym.status["counts"]["unmanaged"], gym.status["counts"]["admitted"])
         assert (await gym.prepare("1-1"))["ready"]

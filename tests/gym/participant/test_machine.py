@@ -202,7 +202,7 @@ def test_an_abort_with_a_higher_id_is_recorded_in_place_of_what_it_ends() -> Non
 
 @pytest.mark.parametrize("phase", ["committing", "restoring"])
 def test_while_an_aborted_checkpoint_ends_only_its_abort_is_answered(phase: str) -> None:
-    """CKPT-PHASE-007: abort joins, every other verb of that id is stale; a higher id conflicts until it has ended."""
+    """CKPT-PHASE-006: abort joins, every other verb of that id is stale; a higher id conflicts until it has ended."""
     ending = machine(phase).abort(OPEN, NOW).machine
     assert ending.gate_open and ending.phase == phase
     assert Answer.JOINS is ending.abort(OPEN, NOW).answer

@@ -380,7 +380,7 @@ async def test_a_session_that_cannot_be_built_fails_the_whole_restore(gym: Gym, 
 async def test_rollouts_of_an_environment_that_cannot_continue_any_more_become_restarts(
     gym: Gym, tmp_path: Path
 ) -> None:
-    """CKPT-RESTORE-045: the rest is installed, the others are named."""
+    """CKPT-RESTORE-039: the rest is installed, the others are named."""
     digest, _ = await example(gym)
     other = Gym(tmp_path)
     environments = (EnvironmentInfo("counter", "export_restore", "wait", "2"),)

@@ -318,7 +318,7 @@ async def test_the_closed_gate_admits_no_rollout_and_draining_neither(gym: Gym) 
 
 
 async def test_a_stale_answer_of_another_participant_ends_the_rollout(gym: Gym) -> None:
-    """CKPT-FENCE-013: it ends at once, without a result, and blocks nothing."""
+    """CKPT-FENCE-012: it ends at once, without a result, and blocks nothing."""
 
     def stale(rollout: Any, value: int) -> Success:
         raise StaleAttempt.of(rollout.rollout_id, rollout.attempt)

@@ -96,7 +96,7 @@ async def test_refusals_come_in_the_order_attempt_repeat_session_gate(owner: Gym
 
 
 async def test_while_preparing_only_effects_of_a_begun_turn_are_admitted(owner: Gym) -> None:
-    """CKPT-GATE-013 to -015: the turn that has run an effect goes on, another is held; from prepared on all are."""
+    """CKPT-GATE-011 to -013: the turn that has run an effect goes on, another is held; from prepared on all are."""
     await opened(owner)
     await owner.sessions.open("b", 0, "counter", "task", Counter(owner.world))
     await owner.sessions.effect(effect(1, 1))
