@@ -172,9 +172,9 @@ class Case:
             error.requirements = error.requirements or requirements
             raise
 
-    def unchanged(self, participants: Iterable[Participant] | None = None) -> Unchanged:
+    def unchanged(self, *requirements: str, at: Iterable[Participant] | None = None) -> Unchanged:
         """Return a context in which nothing visible of the participants may change (default: the one under study)."""
-        return Unchanged(self, list(participants) if participants is not None else [self.p])
+        return Unchanged(self, list(at) if at is not None else [self.p], requirements)
 
     # --- rollouts ---
 
@@ -365,8 +365,9 @@ class Case:
 class Unchanged:
     """A context in which nothing visible of some participants may change."""
 
-    def __init__(self, case: Case, participants: list[Participant]) -> None:
+    def __init__(self, case: Case, participants: list[Participant], requirements: tuple[str, ...]) -> None:
         self._case = case
+        self._requirements = requirements
         self._participants = participants
         self._before: list[Mapping[str, Any]] = []
 
@@ -394,7 +395,7 @@ class Unchanged:
         if kind is None:
             self.judge()
 
-    def judge(self, *requirements: str) -> None:
+    def judge(self) -> None:
         """Judge that nothing has changed up to now."""
         for before, after in zip(self._before, self._look(), strict=True):
             for part in ("status", "rollouts"):
@@ -409,7 +410,7 @@ class Unchanged:
                         f"a refused call leaves {before['name']} unchanged",
                         expected="the same status and rollouts before and after",
                         got=shown,
-                        requirements=requirements,
+                        requirements=self._requirements,
                     )
 
 

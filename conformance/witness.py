@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -134,6 +134,7 @@ class Witness:
         self._holds: list[Hold] = []
         self._orders: list[_Order] = []
         self._responses: dict[str, list[Any]] = {}
+        self._marks: dict[str, tuple[dict[int, int], bool]] = {}
         self._listeners: dict[str, Listener] = {}
         self.address("main")
 
@@ -216,6 +217,11 @@ class Witness:
         """Cut the connection of the next `times` matching calls without an answer."""
         with self._journal.changed:
             self._orders.append(_Order(rollout_id, turn, attempt, None, None, times))
+
+    def mark(self, rollout_id: str, versions: Mapping[int, int], *, data_refs: bool = False) -> None:
+        """Let replies carry `Gym-Policy-Version` by turn, and with `data_refs` a `data_ref` `<rollout_id>/<turn>`."""
+        with self._journal.changed:
+            self._marks[rollout_id] = (dict(versions), data_refs)
 
     def forget(self, prefix: str) -> None:
         """Forget scripts, holds, orders and records of the rollouts whose id starts with `prefix` (not empty)."""
@@ -393,6 +399,7 @@ class Witness:
             return await self._misbehave(request, number, order)
         with self._journal.changed:
             written = self._scripts.get(generation.rollout_id or "", self._default)
+            versions, data_refs = self._marks.get(generation.rollout_id or "", ({}, False))
         answer = written.turn(generation.conversation_turn)
         model = str(body.get("model", self.MODEL))
         if generation.api == "chat_completions":
@@ -402,10 +409,14 @@ class Witness:
             reply = forms.response_reply(model, items, generation.conversation_turn, answer)
             events = forms.response_stream(reply)
             self._responses[reply["id"]] = [*items, *reply["output"]]
+        if data_refs:
+            reply["data_ref"] = {"key": f"{generation.rollout_id}/{generation.conversation_turn}"}
+        version = versions.get(generation.conversation_turn)
+        headers = {} if version is None else {names.HEADER_POLICY_VERSION: str(version)}
         self._mark(number, "completed")
         if not generation.stream:
-            return web.json_response(reply)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            return web.json_response(reply, headers=headers)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **headers})
         await response.prepare(request)
         for event in events:
             await response.write(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from conformance.case import Case
+from conformance.case import Case, Rollout
 from conformance.controller import Controller
 from conformance.cuts import committed_at, prepared_at, restored_at
 from conformance.registry import check
@@ -76,13 +76,14 @@ def mutating_calls_carry_three_headers(case: Case) -> None:
             case.equal("invalid_request", found, f"{name}: {value[:20]}", key)
 
 
-@check("CKPT-ID-036", "CKPT-ID-037", each="participant", budget=("quick", "demo"))
+@check("CKPT-ID-036", "CKPT-ID-037", "CKPT-ORDER-004", "CKPT-ERR-013", each="participant", budget=("quick", "demo"))
 def another_incarnation_changes_nothing(case: Case) -> None:
     """C11: every mutating call that expects another incarnation is `stale_incarnation`, and nothing changes."""
     rollout = case.start_at(1) if case.p.owns("rollouts") and "conformance" in case.gym.features else None
-    stale = {names.HEADER_EXPECT_INCARNATION: "another-life"}
     c, p, fresh = case.controller, case.p, case.controller.next_id()
-    with case.unchanged():
+    higher = {names.HEADER_CONTROLLER_ID: "zzz"}
+    stale = {names.HEADER_EXPECT_INCARNATION: "another-life", **higher}
+    with case.unchanged("CKPT-ID-037", "CKPT-ORDER-004", "CKPT-ERR-013"):
         calls = [c.retire(p, {rollout.rollout_id if rollout else "a": 5}, headers=stale)]
         calls.append(c.abort(p, fresh, headers=stale))
         if "checkpoint" in case.gym.profiles:
@@ -114,7 +115,7 @@ def a_lower_controller_is_refused(case: Case) -> None:
     case.accepted(high.adopt(case.p), "of equal epochs the id that is higher bytewise", "CKPT-CTRL-001")
     pair = {"id": high.controller_id, "epoch": high.epoch}
     case.equal(pair, case.p.status()["controller"], "the higher pair is adopted", "CKPT-CTRL-002")
-    with case.unchanged():
+    with case.unchanged("CKPT-CTRL-008", "CKPT-ID-037"):
         for lower in (low, middle):
             for reply in (lower.abort(case.p, f"{lower.epoch}-7"), lower.retire(case.p, {case.new_id(): 0})):
                 case.refused(reply, "stale_controller", f"{lower.controller_id} is lower", "CKPT-CTRL-005")
@@ -131,7 +132,7 @@ def a_higher_controller_is_adopted_by_a_refused_call(case: Case) -> None:
     case.equal({"id": "suite-higher", "epoch": higher.epoch}, found, "it is adopted all the same", "CKPT-CTRL-003")
 
 
-@check("CKPT-CTRL-004", "CKPT-LEASE-014", "CKPT-PHASE-001", profile="checkpoint", each="participant", storage=True)
+@check("CKPT-CTRL-004", "CKPT-LEASE-014", "CKPT-CTRL-005", profile="checkpoint", each="participant", storage=True)
 def a_higher_controller_ends_what_is_open(case: Case) -> None:
     """C13, C26: the first call of a higher controller ends an open checkpoint: aborted, or committed if it was."""
     for phase, ended_as in (("prepared", "aborted"), ("committed", "committed"), ("restored", "aborted")):
@@ -195,6 +196,7 @@ def calls_of(case: Case, controller: Controller, checkpoint_id: str, *verbs: str
     "CKPT-CKID-027",
     "CKPT-CKID-005",
     "CKPT-CKID-006",
+    "CKPT-CKID-009",
     "CKPT-CKID-011",
     profile="checkpoint",
     each="participant",
@@ -206,7 +208,7 @@ def an_aborted_id_can_never_be_used(case: Case) -> None:
     lower, ended, unseen = (f"{c.epoch}-{n}" for n in (3, 5, 9))
     case.step(f"abort the unseen id {ended}")
     case.accepted(c.abort(p, ended), "an unseen higher id is recorded as aborted", "CKPT-CKID-027")
-    with case.unchanged():
+    with case.unchanged("CKPT-CKID-013", "CKPT-CKID-011"):
         again = case.accepted(c.abort(p, ended), "abort of last", "CKPT-CKID-012")
         case.equal("aborted", again["ended_as"], "the recorded outcome", "CKPT-CKID-012")
         keys = {"prepare": "CKPT-CKID-020", "renew": "CKPT-CKID-021"}
@@ -218,7 +220,8 @@ def an_aborted_id_can_never_be_used(case: Case) -> None:
             key = "CKPT-RENEW-002" if verb == "renew" else "CKPT-CKID-030"
             case.refused(reply, "stale_checkpoint", f"{verb} of an unseen id", key)
     last = p.status()["last"]
-    case.equal((ended, "aborted"), (last["checkpoint_id"], last["ended_as"]), "last", "CKPT-CKID-005")
+    case.equal(ended, last["checkpoint_id"], "last", "CKPT-CKID-005")
+    case.equal(("aborted", 0), (last["ended_as"], last["pause_ms"]), "how it ended", "CKPT-CKID-006", "CKPT-CKID-009")
 
 
 @check(
@@ -245,13 +248,14 @@ def while_one_is_open_other_ids_are_refused(case: Case) -> None:
     case.accepted(c.prepare(p, open_id), "an unseen id is prepared", "CKPT-CKID-028")
     with case.unchanged():
         for verb, reply in calls_of(case, c, higher).items():
-            case.refused(reply, "checkpoint_conflict", f"{verb} of a higher id", "CKPT-CKID-024")
+            keys = ("CKPT-CKID-024", "CKPT-CKID-004") if verb in ("prepare", "restore") else ("CKPT-CKID-024",)
+            case.refused(reply, "checkpoint_conflict", f"{verb} of a higher id", *keys)
             case.equal(open_id, reply.json.get("checkpoint_id"), "the open id is named", "CKPT-CKID-031")
         for verb, reply in calls_of(case, c, lower, *CHECKPOINT_VERBS, "abort").items():
             case.refused(reply, "stale_checkpoint", f"{verb} of a lower id", "CKPT-CKID-022")
         for verb, reply in calls_of(case, c, open_id, "resume", "restore").items():
             key = "CKPT-RESUME-007" if verb == "resume" else "CKPT-RESTORE-001"
-            case.refused(reply, "invalid_phase", f"{verb} while prepared", key)
+            case.refused(reply, "invalid_phase", f"{verb} while prepared", key, "CKPT-PHASE-004")
             case.equal("prepared", reply.json.get("phase"), "the phase is named", "CKPT-ERR-021")
     case.step(f"abort the higher id {higher}")
     case.accepted(c.abort(p, higher), "an abort of a higher id is accepted", "CKPT-CKID-025")
@@ -277,7 +281,6 @@ def checkpoint_ids_are_compared_as_numbers(case: Case) -> None:
     "CKPT-ID-010",
     "CKPT-ID-012",
     "CKPT-ID-013",
-    "CKPT-ROLL-025",
     features=("conformance",),
     budget=("quick", "demo"),
 )
@@ -287,7 +290,7 @@ def policy_calls_say_whose_turn_it_is(case: Case) -> None:
     calls = case.witness.generations(rollout.rollout_id)
     case.equal(3, len(calls), "three policy calls under that rollout id", "CKPT-ID-008")
     case.equal([4, 4, 4], [call.attempt for call in calls], "Gym-Attempt", "CKPT-ID-009")
-    case.equal([1, 2, 3], [call.turn for call in calls], "Gym-Turn", "CKPT-ID-010")
+    case.equal([1, 2, 3], [call.turn for call in calls], "Gym-Turn", "CKPT-ID-010", "CKPT-ID-012")
     asked = [call.conversation_turn for call in calls]
     case.equal([1, 2, 3], asked, "the conversation agrees with the header", "CKPT-ID-013")
 
@@ -296,10 +299,8 @@ def policy_calls_say_whose_turn_it_is(case: Case) -> None:
     "CKPT-FENCE-001",
     "CKPT-FENCE-003",
     "CKPT-FENCE-005",
-    "CKPT-FENCE-012",
     "CKPT-ROLL-010",
     "CKPT-ROLL-027",
-    "CKPT-ERR-019",
     features=("conformance",),
     budget=("quick", "demo"),
 )
@@ -309,28 +310,39 @@ def a_higher_attempt_fences_the_lower_one(case: Case) -> None:
     first = case.start_at(1, written)
     hold = case.witness.hold(first.rollout_id, 1, attempt=1)
     case.step("start the same rollout as attempt 1 while attempt 0 waits for the policy")
-    second = case.start(written, rollout_id=first.rollout_id, attempt=1)
+    outcome = case.outcome({**first.item, "attempt": 1})
+    case.equal("started", outcome["outcome"], "a higher attempt replaces the lower one", "CKPT-ROLL-027")
+    second = Rollout(first.rollout_id, 1, first.item, written)
     hold.wait_asked()
-    case.equal("stale_attempt", case.outcome(first.item)["outcome"], "attempt 0 again", "CKPT-ROLL-010")
+    case.equal(
+        "stale_attempt", case.outcome(first.item)["outcome"], "attempt 0 again", "CKPT-ROLL-010", "CKPT-FENCE-001"
+    )
     case.release(first)
     hold.release()
     entry = case.result(second)
     case.equal(1, entry["receipt"]["attempt"], "the result is that of attempt 1", "CKPT-FENCE-003")
-    case.equal(2, entry["content"]["body"]["turns"] - 1, "attempt 1 did every turn itself", "CKPT-FENCE-003")
+    case.equal(3, entry["content"]["body"]["turns"], "attempt 1 did every turn itself", "CKPT-FENCE-003")
     late = [g for g in case.witness.generations(first.rollout_id, attempt=0) if g.conversation_turn > 2]
-    case.equal([], late, "attempt 0 asked nothing more", "CKPT-FENCE-012")
+    case.equal([], late, "attempt 0 asked nothing more", "CKPT-FENCE-001")
+    case.equal("stale_attempt", case.outcome(first.item)["outcome"], "attempt 0 after the end", "CKPT-FENCE-005")
 
 
-@check("CKPT-FENCE-004", "CKPT-RETIRE-001", "CKPT-FENCE-005", each="rollouts")
+@check("CKPT-FENCE-005", "CKPT-FENCE-004", "CKPT-RETIRE-012", "CKPT-RETIRE-019", "CKPT-REPEAT-017", each="rollouts")
 def fences_only_rise(case: Case) -> None:
     """A retire through 5 fences; a later retire through 2 does not lower it."""
     rollout_id = case.new_id()
+    counts = case.p.status()["counts"]
     case.step("retire through 5, then through 2")
-    case.accepted(case.controller.retire(case.p, {rollout_id: 5}), "a retire is accepted")
-    case.accepted(case.controller.retire(case.p, {rollout_id: 2}), "a lower one too")
+    for through in (5, 2):
+        reply = case.accepted(case.controller.retire(case.p, {rollout_id: through}), "a retire", "CKPT-RETIRE-012")
+        case.equal("retired", reply["outcomes"][0]["outcome"], "the outcome", "CKPT-REPEAT-017")
+    case.equal(counts, case.p.status()["counts"], "an unknown rollout changes no count", "CKPT-RETIRE-019")
+    case.new_controller("later")
     for attempt in (2, 5):
         outcome = case.outcome(case.item(rollout_id, attempt=attempt, environment=_any_environment(case)))
-        case.equal("stale_attempt", outcome["outcome"], f"attempt {attempt} is fenced", "CKPT-FENCE-005")
+        case.equal(
+            "stale_attempt", outcome["outcome"], f"attempt {attempt} is fenced", "CKPT-FENCE-005", "CKPT-FENCE-004"
+        )
 
 
 def _any_environment(case: Case) -> str:

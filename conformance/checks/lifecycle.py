@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from conformance.case import Case
-from conformance.controller import Controller, Json, Participant
+from conformance.controller import LEASE_MS, Controller, Json, Participant
 from conformance.cuts import (
     commit_everywhere,
     committed_at,
@@ -45,7 +45,12 @@ CLOCK_SLACK_MS = 60
     "CKPT-COMMIT-024",
     "CKPT-RESUME-001",
     "CKPT-RESUME-005",
-    "CKPT-PHASE-001",
+    "CKPT-RESUME-008",
+    "CKPT-RESUME-009",
+    "CKPT-COMMIT-023",
+    "CKPT-CKID-009",
+    "CKPT-CKID-018",
+    "CKPT-PHASE-003",
     "CKPT-PHASE-016",
     "CKPT-STATUS-003",
     "CKPT-STATUS-008",
@@ -63,21 +68,37 @@ def a_snapshot_from_prepare_to_resume(case: Case) -> None:
     """Prepare closes the gate, commit makes the cut durable, resume opens the gate; each status agrees."""
     c, p = case.controller, case.p
     progress = p.status()["progress"]
+    begun = time.monotonic()
     open_id = prepared_at(case)
     status = p.status()
     case.equal(("prepared", "closed", open_id, False), _where(status), "prepared", "CKPT-PREP-001", "CKPT-STATUS-010")
+    case.equal(open_id, status["checkpoint_id"], "the open id", "CKPT-STATUS-003")
+    again = case.accepted(c.prepare(p, open_id), "prepare again", "CKPT-PREP-003")
+    got = (again["phase"], again["ready"], again["blocker_count"], again["progress"])
+    keys = ("CKPT-PHASE-016", "CKPT-PREP-004", "CKPT-PREP-007", "CKPT-PREP-013")
+    case.equal(("prepared", True, 0, progress), got, "what prepare says", *keys)
+    left = again["lease_remaining_ms"]
+    case.true(LEASE_MS - 3000 < left <= LEASE_MS, "the lease that is left", "CKPT-PREP-016", got=left)
     case.true(status["lease_remaining_ms"], "a lease runs", "CKPT-LEASE-001", got=status["lease_remaining_ms"])
     target, _ = target_for(case, p, open_id)
     case.step(f"commit {open_id}, wait: durable")
     first = case.accepted(c.commit(p, open_id, target), "commit is accepted in prepared", "CKPT-COMMIT-001")
     got = (first["phase"], first["captured"], first["durable"])
     case.equal(("committed", True, True), got, "durable, the gate closed", "CKPT-COMMIT-015", "CKPT-COMMIT-024")
+    repeat = case.accepted(c.commit(p, open_id, target), "commit again", "CKPT-COMMIT-011")
+    case.equal((True, True), (repeat["captured"], repeat["durable"]), "captured from then on", "CKPT-COMMIT-011")
     case.equal(("committed", "closed", open_id, True), _where(p.status()), "committed", "CKPT-STATUS-010")
-    again = case.accepted(c.prepare(p, open_id), "prepare of a committed id replies", "CKPT-PHASE-001")
-    case.equal((True, 0), (again["ready"], again["blocker_count"]), "ready in a later phase", "CKPT-PREP-004")
+    again = case.accepted(c.prepare(p, open_id), "prepare of a committed id replies", "CKPT-PHASE-003")
+    case.equal((True, "committed"), (again["ready"], again["phase"]), "ready in a later phase", "CKPT-PREP-004")
+    case.equal("committed", p.status()["phase"], "a reply changes nothing", "CKPT-PHASE-003")
     case.step(f"resume {open_id}")
     resumed = case.accepted(c.resume(p, open_id), "resume is accepted in committed", "CKPT-RESUME-001")
-    case.equal(("idle", "committed"), (resumed["phase"], resumed["ended_as"]), "it ended", "CKPT-RESUME-005")
+    got = (resumed["phase"], resumed["ended_as"])
+    case.equal(("idle", "committed"), got, "it ended", "CKPT-RESUME-005", "CKPT-RESUME-009")
+    passed = (time.monotonic() - begun) * 1000
+    paused = [first["pause_ms"], resumed["pause_ms"], p.status()["last"]["pause_ms"]]
+    grows = 0 <= paused[0] <= paused[1] <= passed + 1 and paused[1] == paused[2]
+    case.true(grows, "the pause", "CKPT-RESUME-008", "CKPT-COMMIT-023", "CKPT-CKID-009", got=[*paused, passed])
     status = p.status()
     case.equal(("idle", "open", None, None), _where(status), "the gate is open", "CKPT-RESUME-001")
     case.equal(progress, status["progress"], "progress does not count the snapshot", "CKPT-STATUS-008")
@@ -85,7 +106,13 @@ def a_snapshot_from_prepare_to_resume(case: Case) -> None:
     case.equal((open_id, "committed", first["manifest"]), last, "last holds the manifest", "CKPT-CKID-007")
     with case.unchanged():
         commit = case.accepted(c.commit(p, open_id, target), "commit of last", "CKPT-CKID-014")
-        case.equal(_steady(first.json), {**_steady(commit.json), "phase": "committed"}, "its outcome", "CKPT-CKID-014")
+        case.equal(
+            _steady(first.json),
+            {**_steady(commit.json), "phase": "committed"},
+            "its outcome",
+            "CKPT-CKID-014",
+            "CKPT-CKID-018",
+        )
         case.accepted(c.resume(p, open_id), "resume of last", "CKPT-CKID-015")
 
 
@@ -111,6 +138,7 @@ def _effect_owners(case: Case) -> list[Participant]:
     "CKPT-PREP-009",
     "CKPT-PREP-010",
     "CKPT-PREP-011",
+    "CKPT-PREP-014",
     "CKPT-PREP-002",
     "CKPT-TIME-002",
     "CKPT-ERR-022",
@@ -133,14 +161,18 @@ def commit_while_preparing(case: Case) -> None:
             open_id = case.controller.next_id()
             case.step(f"prepare {open_id} at {p.name} with a short limit")
             reply = case.accepted(case.controller.prepare(p, open_id, timeout_ms=SHORT_MS), "200 after the limit")
-            case.equal((False, "preparing"), (reply["ready"], reply["phase"]), "not ready", "CKPT-TIME-002")
+            got = (reply["ready"], reply["phase"])
+            case.equal((False, "preparing"), got, "not ready", "CKPT-TIME-002", "CKPT-GATE-002", "CKPT-GATE-010")
+            waited = reply["wait_ms"]
+            case.true(SHORT_MS <= waited <= 5000, "wait_ms covers the wait", "CKPT-PREP-014", got=waited)
             passed = (time.monotonic() - begun) * 1000
             blocker = _blocker(case, reply.json["blockers"], rollout.key, "effect")
             since = blocker["since_ms"]
             case.true(SHORT_MS <= since <= passed + 2000, "since_ms is sensible", "CKPT-PREP-011", got=since)
+            case.true(reply["blockers"], "what blocks is listed", "CKPT-PREP-005")
             case.equal(len(reply["blockers"]), reply["blocker_count"], "all blockers are counted", "CKPT-PREP-006")
             target, _ = target_for(case, p, open_id)
-            with case.unchanged([p]):
+            with case.unchanged(at=[p]):
                 refused = case.refused(
                     case.controller.commit(p, open_id, target), "not_ready", "commit while preparing"
                 )
@@ -168,6 +200,8 @@ def _blocker(case: Case, blockers: list[Json], key: tuple[str, int], kind: str, 
     "CKPT-GATE-008",
     "CKPT-GATE-001",
     "CKPT-GATE-009",
+    "CKPT-GATE-003",
+    "CKPT-ROLL-045",
     "CKPT-ABORT-010",
     profile="checkpoint",
     features=COMMON,
@@ -184,13 +218,17 @@ def prepare_never_waits_for_a_generation(case: Case) -> None:
     case.true(took < case.patience.seconds(3.0), "ready at once", "CKPT-GATE-014", got=f"{took:.2f} s")
     before = case.row(rollout)["turns_done"]
     case.release(rollout)
-    case.witness.wait_completed(rollout.rollout_id, 2)
-    case.stays(lambda: not case.world.calls("late", rollout_id=rollout.rollout_id), "no turn opens", "CKPT-GATE-001")
-    case.equal(before, case.row(rollout)["turns_done"], "nothing changes while prepared", "CKPT-GATE-009")
+    ended = case.witness.wait_completed(rollout.rollout_id, 2)
+    case.equal("completed", ended.state, "the policy call was not cancelled", "CKPT-GATE-006")
+    quiet = functools.partial(case.world.calls, "late", rollout_id=rollout.rollout_id)
+    case.stays(lambda: not quiet(), "no turn opens", "CKPT-GATE-001", "CKPT-GATE-007")
+    row = case.row(rollout)
+    case.equal((before, "parked"), (row["turns_done"], row["state"]), "parked", "CKPT-GATE-009", "CKPT-ROLL-045")
     case.step(f"abort {open_id} everywhere")
     for p in case.gym.participants:
         case.accepted(case.controller.abort(p, open_id), "abort")
-    case.equal(3, case.body(rollout, "CKPT-GATE-008", "CKPT-ABORT-010")["turns"], "it went on", "CKPT-GATE-008")
+    body = case.body(rollout, "CKPT-GATE-008", "CKPT-ABORT-010")
+    case.equal(3, body["turns"], "it went on; the last turn had no effects", "CKPT-GATE-008", "CKPT-GATE-003")
     case.equal(1, case.witness.completed(rollout.rollout_id, 2), "turn 2 was generated once", "CKPT-GATE-008")
 
 
@@ -238,7 +276,7 @@ def a_closed_gate_admits_nothing(case: Case) -> None:
     live = case.start_at(1)
     open_id = prepared_at(case, case.agent)
     item = case.item(case.new_id())
-    with case.unchanged([case.agent]):
+    with case.unchanged("CKPT-ROLL-023", at=[case.agent]):
         case.equal("admission_closed", case.outcome(item)["outcome"], "a new rollout", "CKPT-ROLL-021")
         case.equal("already_started", case.outcome(live.item)["outcome"], "a live one", "CKPT-ROLL-021")
     case.accepted(case.controller.abort(case.agent, open_id), "abort")
@@ -248,11 +286,10 @@ def a_closed_gate_admits_nothing(case: Case) -> None:
 @check(
     "CKPT-ABORT-001",
     "CKPT-ABORT-004",
-    "CKPT-ABORT-007",
     "CKPT-ABORT-009",
     "CKPT-ABORT-011",
+    "CKPT-ABORT-013",
     "CKPT-CKID-008",
-    "CKPT-RESTORE-019",
     "CKPT-REPEAT-010",
     profile="checkpoint",
     each="participant",
@@ -271,7 +308,9 @@ def abort_opens_the_gate_in_every_phase(case: Case) -> None:
         replies = case.wire.together([functools.partial(c.abort, p, open_id)] * 2)
         for reply in replies:
             case.accepted(reply, f"abort in phase {phase}", "CKPT-ABORT-009")
-            case.equal("aborted", reply["ended_as"], f"it ended, from {phase}", "CKPT-ABORT-004", "CKPT-REPEAT-010")
+            key = "CKPT-ABORT-013" if phase == "restored" else "CKPT-ABORT-004"
+            case.equal("aborted", reply["ended_as"], f"it ended, from {phase}", key, "CKPT-REPEAT-010")
+            case.equal(p.status()["last"]["pause_ms"], reply["pause_ms"], "the pause", "CKPT-ABORT-011")
         status = p.status()
         case.equal(("idle", "open", None, None), _where(status), f"open after {phase}", "CKPT-ABORT-001")
         last = status["last"]
@@ -355,7 +394,8 @@ def _watch_lease_end(
         return bool(p.status()["phase"] == "idle")
 
     bound = lease_ms / 1000 / case.patience.scale + 3
-    case.until(over, f"the gate of {p.name} opens when the lease ends", key, within_s=bound)
+    silent = ("CKPT-LEASE-005", "CKPT-LEASE-006", "CKPT-LEASE-007")
+    case.until(over, f"the gate of {p.name} opens when the lease ends", key, *silent, within_s=bound)
     passed = (time.monotonic() - asked) * 1000
     case.true(passed >= lease_ms - CLOCK_SLACK_MS, "not before its end", key, got=f"{passed:.0f} of {lease_ms} ms")
     status = p.status()
@@ -370,6 +410,7 @@ def _watch_lease_end(
     "CKPT-LEASE-002",
     "CKPT-LEASE-003",
     "CKPT-LEASE-004",
+    "CKPT-LEASE-016",
     "CKPT-REPEAT-011",
     "CKPT-STATUS-005",
     profile="checkpoint",
@@ -387,12 +428,17 @@ def leases_are_clamped_and_renewed(case: Case) -> None:
     case.true(low - 2000 < left <= low and left > 1, "counts as the minimum", "CKPT-LEASE-002", got=left)
     case.step("renew with a lease of a day")
     left = case.accepted(c.renew(p, open_id, lease_ms=86_400_000), "renew", "CKPT-RENEW-001")["lease_remaining_ms"]
-    case.true(high - 2000 < left <= high, "counts as the maximum", "CKPT-LEASE-003", got=left)
+    case.true(high - 2000 < left <= high, "counts as the maximum", "CKPT-LEASE-003", "CKPT-RENEW-003", got=left)
     shown = p.status()["lease_remaining_ms"]
     case.true(high - 4000 < shown <= high, "status shows it", "CKPT-STATUS-005", got=shown)
     case.step("renew with a lease of 1 ms")
     left = case.accepted(c.renew(p, open_id, lease_ms=1), "renew", "CKPT-RENEW-001")["lease_remaining_ms"]
     case.true(left > low or low == high, "a renew never shortens", "CKPT-REPEAT-011", got=left)
+    case.step("let 300 ms pass, prepare again with the same lease")
+    case.patience.pause(0.3)
+    again = ready_at(case, p, open_id, lease_ms=high)["lease_remaining_ms"]
+    full = high - 250 < again <= high
+    case.true(full, "the full length again", "CKPT-LEASE-004", "CKPT-LEASE-016", got=[again, high])
 
 
 @check(
@@ -402,7 +448,6 @@ def leases_are_clamped_and_renewed(case: Case) -> None:
     "CKPT-REPEAT-013",
     "CKPT-REPEAT-003",
     "CKPT-REPEAT-006",
-    "CKPT-REPEAT-008",
     profile="checkpoint",
     each="participant",
     storage=True,
@@ -434,8 +479,8 @@ def a_repeat_with_other_arguments_conflicts(case: Case) -> None:
     "CKPT-REPEAT-014",
     "CKPT-REPEAT-005",
     "CKPT-PHASE-002",
-    "CKPT-PHASE-003",
     "CKPT-REPEAT-009",
+    "CKPT-RESUME-006",
     profile="checkpoint",
     each="participant",
     storage=True,
@@ -456,19 +501,20 @@ def fifty_at_once_are_one(case: Case) -> None:
     ):
         case.step(f"{verb}, 50 times at once")
         replies = case.wire.together([call] * 50)
+        key = {"prepare": "CKPT-PHASE-002", "commit": "CKPT-REPEAT-005", "resume": "CKPT-REPEAT-009"}.get(verb)
+        ids = ("CKPT-REPEAT-014", key) if key else ("CKPT-REPEAT-014",)
         for reply in replies:
-            case.accepted(reply, f"{verb} among 50", "CKPT-REPEAT-014")
+            case.accepted(reply, f"{verb} among 50", *ids)
         seen = {str(sorted(_steady(reply.json).items())) for reply in replies}
         if verb == "prepare":
             seen = {str((reply["ready"], reply["blocker_count"])) for reply in replies}
-        case.equal(
-            1, len(seen), f"different replies to 50 equal calls of {verb}: {sorted(seen)[:3]}", "CKPT-REPEAT-014"
-        )
+        case.equal(1, len(seen), f"different replies to {verb}: {sorted(seen)[:3]}", *ids)
+        if verb == "resume the restore":
+            case.equal({"restored"}, {reply["ended_as"] for reply in replies}, "it ended", "CKPT-RESUME-006")
 
 
 @check(
     "CKPT-REPEAT-015",
-    "CKPT-FEED-002",
     profile="checkpoint",
     each="participant",
     storage=True,
@@ -503,6 +549,8 @@ def _until_phase(case: Case, p: Participant, phase: str, *requirements: str) -> 
     "CKPT-PHASE-007",
     "CKPT-COMMIT-012",
     "CKPT-RETIRE-016",
+    "CKPT-RETIRE-015",
+    "CKPT-COMMIT-048",
     profile="checkpoint",
     features=COMMON,
     storage=True,
@@ -513,6 +561,7 @@ def acks_and_retire_work_in_every_phase(case: Case) -> None:
     a = case.agent
     finished = [case.finished(script("done"))[1]["receipt"] for _ in range(2)]
     live = [case.start_at(1) for _ in range(2)]
+    gone = list(live)
     open_id = prepared_at(case, a)
     for phase in ("prepared", "committed"):
         case.equal(phase, a.status()["phase"], "the phase", "CKPT-PHASE-007")
@@ -522,9 +571,16 @@ def acks_and_retire_work_in_every_phase(case: Case) -> None:
         through = {rollout.rollout_id: rollout.attempt}
         case.accepted(case.controller.retire(a, through), f"a retire while {phase}", "CKPT-RETIRE-014")
         if phase == "prepared":
-            target, _ = target_for(case, a, open_id)
-            case.accepted(case.controller.commit(a, open_id, target), "commit")
+            ready_at(case, a, open_id)  # CKPT-RETIRE-016: a retired rollout does not keep it from being ready
+            target, directory = target_for(case, a, open_id)
+            first = case.accepted(case.controller.commit(a, open_id, target), "commit", "CKPT-RETIRE-016")
+    rows = read_part(case, a, open_id, target, directory, first).rows
+    case.equal("finished", rows[receipt["rollout_id"]]["state"], "ACKed after the capture", "CKPT-COMMIT-012")
+    states = [row["state"] for row in rows.values()]
+    case.equal(states.count("finished"), first["counts"]["finished"], "counts.finished", "CKPT-COMMIT-048")
     case.accepted(case.controller.resume(a, open_id), "resume")
+    for rollout in gone:
+        case.until_state(rollout, "retired", requirements=("CKPT-RETIRE-015",))
 
 
 @check(
@@ -532,9 +588,11 @@ def acks_and_retire_work_in_every_phase(case: Case) -> None:
     "CKPT-COMMIT-032",
     "CKPT-COMMIT-033",
     "CKPT-COMMIT-034",
+    "CKPT-COMMIT-035",
     "CKPT-COMMIT-036",
     "CKPT-COMMIT-037",
     "CKPT-COMMIT-038",
+    "CKPT-COMMIT-049",
     "CKPT-DIR-012",
     profile="checkpoint",
     features=COMMON,
@@ -547,22 +605,30 @@ def a_blocked_rollout_can_be_left_out(case: Case) -> None:
     free = case.start_at(1)
     slow_id = case.new_id("slow")
     with case.world.hold("slow", rollout_id=slow_id) as effect:
-        slow = case.start(SLOW, rollout_id=slow_id)
+        slow = case.start(script([world("slow"), world("further")], add(1), "done"), rollout_id=slow_id)
         effect.wait_begun()
         open_id = case.controller.next_id()
         for p in case.gym.participants:
             case.accepted(case.controller.prepare(p, open_id, timeout_ms=50), "prepare")
+        case.step("commit everywhere with leave_out_blocked")
         parts = commit_everywhere(case, open_id, leave_out_blocked=True)
+        case.equal(True, parts[case.agent.name][2]["captured"], "accepted while preparing", "CKPT-COMMIT-031")
         rows = read_part(case, case.agent, open_id, *parts[case.agent.name]).rows
         blocked = rows.get(slow_id, {})
-        case.equal(("restart", "blocked"), (blocked.get("state"), blocked.get("reason")), "blocked", "CKPT-COMMIT-032")
+        got = (blocked.get("state"), blocked.get("reason"))
+        case.equal(("restart", "blocked"), got, "blocked", "CKPT-COMMIT-032", "CKPT-DIR-012")
+        restarts = sum(1 for row in rows.values() if row["state"] == "restart")
+        counted = parts[case.agent.name][2]["counts"]["restart"]
+        case.equal(restarts, counted, "counts.restart", "CKPT-COMMIT-049")
         wanted = "turn" if "turn-recovery" in case.gym.profiles else rows[free.rollout_id]["state"]
         got = (rows[free.rollout_id]["state"], rows[free.rollout_id]["turns_done"])
         case.equal((wanted, 1), got, "the others are in it", "CKPT-COMMIT-033")
         effect.release()
-        case.world.wait_ended("slow", rollout_id=slow_id)
+        case.equal("ended", case.world.wait_ended("slow", rollout_id=slow_id).state, "it ends", "CKPT-COMMIT-034")
+        further = functools.partial(case.world.calls, "further", rollout_id=slow_id)
+        case.stays(lambda: not further(), "no further effect begins", "CKPT-COMMIT-035")
         case.stays(lambda: case.row(slow)["state"] != "finished", "it does not finish", "CKPT-COMMIT-037")
-        case.equal(0, case.witness.completed(slow_id, 3), "and opens no further turn", "CKPT-COMMIT-036")
+        case.equal(0, case.row(slow)["turns_done"], "and crosses no boundary", "CKPT-COMMIT-036")
         resume_everywhere(case, open_id)
     case.body(slow, "CKPT-COMMIT-038")
 
@@ -643,7 +709,8 @@ def progress_rises_with_every_change(case: Case) -> None:
 
     def higher(what: str) -> None:
         now = case.agent.status()["progress"]
-        case.true(now > seen[-1], f"progress rises with {what}", "CKPT-STATUS-006", got=f"{seen[-1]} → {now}")
+        key = "CKPT-STATUS-006" if now == seen[-1] else "CKPT-STATUS-007"
+        case.true(now > seen[-1], f"progress rises with {what}", key, got=f"{seen[-1]} → {now}")
         seen.append(now)
 
     rollout = case.start_at(1)
