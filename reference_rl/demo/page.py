@@ -164,11 +164,10 @@ def _snapshot(snapshot: Mapping[str, Any]) -> str:
     parts = [f"snapshot {snapshot['checkpoint_id']}"]
     if snapshot.get("gyms"):
         parts.append(f"gate closed for {snapshot['pause_ms']} ms, published after {snapshot['total_ms']} ms")
-        size = snapshot["bytes"] / 1000
-        parts.append(f"{snapshot['turn']} unfinished rollouts in {size:,.0f} kB of Gym state")
+        parts.append(f"{snapshot['bytes'] / 1000:,.0f} kB of Gym state")
     else:
         parts.append("RL state only")
-    return "; ".join(parts)
+    return ", ".join(parts)
 
 
 def _capabilities(columns: Sequence[Column]) -> str:

@@ -12,7 +12,8 @@ Routes, all below `/<run>` (one run per column):
     POST /<run>/v1/chat/completions    what the Gym calls
 
 Every line of the log is one event of one call: `asked`, `held`, `released`, `completed`, `dropped` (the caller went
-away first). A `completed` line is written when the generation is done, before its reply leaves: it is paid for.
+away, or the hold was never released). A `completed` line is written when the generation is done, before its reply
+leaves: it is paid for.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from aiohttp import web
 
 # S105: this is the name of a variable, not a token.
 TOKEN_ENV = "GYM_POLICY_TOKEN"  # noqa: S105
+HOLD_S = 600.0
 MOVES = ("south", "north", "east", "west")
 Json = dict[str, Any]
 
@@ -166,6 +168,9 @@ class PolicyServer:
         except asyncio.CancelledError:
             run.write("dropped", call)
             raise
+        except TimeoutError:
+            run.write("dropped", call)
+            return _error(503, f"held for {HOLD_S:g} s and never released")
         answer = completion(str(body.get("model", "")), seed, messages)
         run.write("completed", call | {"tokens": answer["usage"]["completion_tokens"]})
         return web.json_response(answer)
@@ -173,7 +178,8 @@ class PolicyServer:
     async def _generate(self, run: Run, call: Json, seed: int, messages: list[Json]) -> None:
         if run.holds.get(call["sibling"]) == call["turn"] and not run.released.is_set():
             run.write("held", call)
-            await run.released.wait()
+            async with asyncio.timeout(HOLD_S):
+                await run.released.wait()
             run.write("released", call)
         await asyncio.sleep(self._latency_s * (0.75 + fingerprint(seed, messages)[31] / 510))
 

@@ -9,7 +9,7 @@ from reference_rl.demo.calls import calls_of, count_siblings
 from reference_rl.demo.scenario import Scenario
 from reference_rl.demo.story import Column, Mark
 
-GYM_STATE = {"pause_ms": 6, "total_ms": 40, "gyms": ["gym"], "bytes": 15_400, "turn": 2}
+GYM_STATE = {"pause_ms": 6, "total_ms": 40, "gyms": ["gym"], "bytes": 15_400}
 
 
 def policy_events(

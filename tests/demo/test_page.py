@@ -74,8 +74,8 @@ def test_the_page_shows_the_four_counts() -> None:
 def test_only_a_snapshot_with_a_gym_in_it_tells_of_a_pause() -> None:
     """Three columns save RL state only, and never close a gate."""
     page = render(all_columns(Scenario()), made_up_column(Scenario(), 0).bodies, SUITE, FACTS)
-    assert 3 == page.count("snapshot 1-1; RL state only")
-    assert 1 == page.count("gate closed for 6 ms, published after 40 ms; 2 unfinished rollouts in 15 kB of Gym state")
+    assert 3 == page.count("snapshot 1-1, RL state only")
+    assert 1 == page.count("gate closed for 6 ms, published after 40 ms, 15 kB of Gym state")
 
 
 def test_a_body_that_differs_is_shown_as_a_failure() -> None:
