@@ -13,6 +13,7 @@ Threads and one lock: whoever holds `Gate.lock` sees and changes the whole state
     refusals  the error catalogue            restoring  restore
     gym       the other operations           cuts       a cut on disk
     gate      lock, gate, time that counts   agent      one rollout from start to result
-    book      rollouts, results, fences      border     where effects are judged; the probe
+    entries   what a rollout can be          border     where effects are judged; the probe
+    book      all of them; fences; feed      calls      HTTP calls of a rollout
     sessions  the conformance environment    policy     the two forms of policy calls
 """

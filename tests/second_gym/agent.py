@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.second_gym import policy
-from tests.second_gym.book import Book, Rollout
+from tests.second_gym.book import Book
 from tests.second_gym.border import Border
 from tests.second_gym.calls import Call, Reply, post_to_world
+from tests.second_gym.entries import Rollout
 from tests.second_gym.gate import Gate, Handler
 from tests.second_gym.refusals import Refusal
 from tests.second_gym.sessions import Effect

@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.second_gym.book import Book, Rollout
+from tests.second_gym.book import Book
+from tests.second_gym.entries import Rollout
 from tests.second_gym.gate import Gate, Handler
 from tests.second_gym.refusals import Refusal
 from tests.second_gym.sessions import Effect

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.second_gym.book import Book, Result, Rollout, Tombstone, digest_of
+from tests.second_gym.book import Book
+from tests.second_gym.entries import Result, Rollout, Tombstone, digest_of
 from tests.second_gym.refusals import Refusal
 from tests.second_gym.sessions import ENVIRONMENTS
 

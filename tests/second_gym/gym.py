@@ -15,7 +15,8 @@ from typing import Any
 
 from tests.second_gym import cuts, sessions
 from tests.second_gym.agent import Agent
-from tests.second_gym.book import Book, Result, Rollout, Tombstone
+from tests.second_gym.book import Book
+from tests.second_gym.entries import Result, Rollout, Tombstone
 from tests.second_gym.gate import Gate
 from tests.second_gym.phases import Phases
 from tests.second_gym.refusals import Refusal

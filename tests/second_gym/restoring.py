@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.second_gym import cuts
-from tests.second_gym.book import Result, Tombstone, hashed
+from tests.second_gym.entries import Result, Tombstone, hashed
 from tests.second_gym.phases import Checkpoint, Phases, Work, as_id
 from tests.second_gym.refusals import Refusal, past_deadline
 
