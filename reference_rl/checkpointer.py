@@ -257,7 +257,8 @@ class Checkpointer:
 
     async def _give_up(self, cut: OpenSnapshot, error: BaseException) -> None:
         try:
-            if cut.capture is not None:
+            # A superseded controller has nothing to abort: its checkpoint ended when the higher one was adopted.
+            if cut.capture is not None and not isinstance(error, Superseded):
                 await asyncio.shield(cut.capture.abort())
             if cut.draft is not None:
                 await asyncio.to_thread(self._store.discard, cut.draft)

@@ -251,6 +251,8 @@ class GymClient:
         return await retry.run(once, limit_s * retry.attempts if call.budget_s is None else call.budget_s)
 
     async def _once(self, call: _Call, limit_s: float) -> httpx.Response:
+        if self._http.is_closed:
+            raise Unreachable(self.name, call.operation, "the run is ending, its connections are closed")
         request = self._http.build_request(
             call.method,
             self.url + wire.PREFIX + call.path,

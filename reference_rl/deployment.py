@@ -13,7 +13,7 @@ import httpx
 
 from reference_rl.client import ClientSettings, Controller, GymClient
 from reference_rl.columns import Switches
-from reference_rl.errors import Incompatible, NotAParticipant, RlError
+from reference_rl.errors import Incompatible, NotAParticipant, RlError, Superseded
 from spec import messages, wire
 
 T = TypeVar("T")
@@ -181,18 +181,32 @@ class Deployment:
         return {e.name for e in environments if e.continuation == "export_restore"}
 
     async def read_incarnations(self) -> dict[str, str]:
-        """Ask every participant for its present incarnation.
+        """Ask every participant for its present incarnation, and whom it obeys.
 
         Raises:
             GymError: one could not be asked.
+            Superseded: one obeys a higher controller. A controller that only reads would never be told otherwise.
         """
 
         async def ask(participant: Participant) -> str:
-            return (await participant.client.capabilities()).incarnation
+            self.check_controller(participant, await participant.client.status())
+            return participant.client.seen_incarnation or participant.incarnation
 
         outcomes = await everywhere(self.participants, ask)
         raise_first(outcomes)
         return {o.participant.name: str(o.value) for o in outcomes}
+
+    def check_controller(self, participant: Participant, status: messages.Status) -> None:
+        """Return when a participant obeys this controller or a lower one.
+
+        Raises:
+            Superseded: it obeys a higher one.
+        """
+        mine, theirs = self._controller, status.controller
+        if theirs is None or mine.epoch is None:
+            return
+        if wire.ControllerPair.of(theirs.epoch, theirs.id) > wire.ControllerPair.of(mine.epoch, mine.id):
+            raise Superseded(f"{participant.client.name} obeys controller {theirs.id} of epoch {theirs.epoch}")
 
 
 def _why_unusable(participant: Participant, switches: Switches) -> list[str]:

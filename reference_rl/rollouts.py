@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from reference_rl import queries, transitions
@@ -137,6 +138,9 @@ class RolloutManager:
     async def _take_outcomes(self, rows: Sequence[RolloutRow], outcomes: Sequence[messages.StartOutcome]) -> bool:
         confirmed, put_back = [], []
         for row, outcome in zip(rows, outcomes, strict=True):
+            if self._settled_meanwhile(row):
+                # Its result came through the feed, and may be released already, while the start was on its way.
+                continue
             match outcome.outcome:
                 case "started" | "already_started":
                     confirmed.append((row.rollout_id, row.attempt))
@@ -149,8 +153,12 @@ class RolloutManager:
                 case "released" | "conflict":
                     raise InvariantViolated(
                         f"{self.gym.alias} calls {row.rollout_id} {outcome.outcome}, the ledger calls it unfinished",
-                        {"gym": self.gym.alias, "rollout_id": row.rollout_id, "attempt": row.attempt}
-                        | {"outcome": outcome.outcome, "detail": outcome.detail},
+                        {
+                            "call": _start(row),
+                            "answer": outcome.to_object(),
+                            "ledger": asdict(row),
+                            "gym": self.gym.alias,
+                        },
                     )
                 case _:
                     detail = f"{outcome.outcome}: {outcome.detail or ''}"
@@ -164,6 +172,10 @@ class RolloutManager:
                 "dispatched", gym=self.gym.alias, rollouts=[{"rollout_id": r, "attempt": a} for r, a in confirmed]
             )
         return not put_back
+
+    def _settled_meanwhile(self, row: RolloutRow) -> bool:
+        now = self._ledger.read(queries.rollout, row.rollout_id)
+        return now is None or now.state != "unfinished" or now.attempt != row.attempt
 
     async def _await_result(self, row: RolloutRow, outcome: messages.StartOutcome) -> None:
         assert outcome.receipt is not None
@@ -193,6 +205,8 @@ class RolloutManager:
         while True:
             if feed is None:
                 status = await self._guarded(self.gym.owner.client.status())
+                if status is not None:
+                    self.gym.check_controller(self.gym.owner, status)
                 feed, after = (status.feed if status else None), None
                 if feed is None:
                     await asyncio.sleep(IDLE_S)

@@ -143,7 +143,12 @@ def clear_debts(con: sqlite3.Connection, gym: str, outcomes: Iterable[tuple[Rece
         if outcome == "mismatch":
             raise InvariantViolated(
                 f"{gym} holds another result for {receipt.rollout_id}, attempt {receipt.attempt}, than it has served",
-                {"gym": gym, "receipt": receipt._asdict(), "outcome": outcome},
+                {
+                    "gym": gym,
+                    "receipt": receipt._asdict(),
+                    "answer": outcome,
+                    "ledger": _evidence(con, receipt.rollout_id),
+                },
             )
         con.execute("DELETE FROM ack_debts WHERE (gym, rollout_id, attempt, digest) = (?, ?, ?, ?)", (gym, *receipt))
     return counts
@@ -156,6 +161,9 @@ def keep_receipt(con: sqlite3.Connection, gym: str, receipt: Receipt) -> bool:
         Whether its result can still come: not when it was settled as surplus before.
     """
     key = (gym, *receipt)
+    row = con.execute("SELECT state FROM rollouts WHERE rollout_id = ?", (receipt.rollout_id,)).fetchone()
+    if row is None or row["state"] != "unfinished":
+        return True
     if con.execute("SELECT 1 FROM surplus WHERE (gym, rollout_id, attempt, digest) = (?, ?, ?, ?)", key).fetchone():
         return False
     con.execute("INSERT OR IGNORE INTO keep VALUES (?, ?, ?, ?)", key)
@@ -378,6 +386,11 @@ def _owe(con: sqlite3.Connection, gym: str, receipt: Receipt) -> None:
 def _settled(con: sqlite3.Connection, receipt: Receipt, decision: Any, reason: str) -> Settled:
     row = con.execute("SELECT grp, sibling FROM rollouts WHERE rollout_id = ?", (receipt.rollout_id,)).fetchone()
     return Settled(receipt, decision, reason, *(row or (None, None)))
+
+
+def _evidence(con: sqlite3.Connection, rollout_id: str) -> dict[str, Any]:
+    row = con.execute("SELECT * FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    return dict(row) if row is not None else {}
 
 
 def _drop_result(con: sqlite3.Connection, gym: str, receipt: Receipt) -> None:

@@ -410,7 +410,8 @@ async def test_a_participant_that_never_answers_restore_is_named(tmp_path: Path)
 async def test_the_old_controller_is_refused_after_a_takeover(tmp_path: Path) -> None:
     """C13: frozen during prepare, it wakes after the new one took over: its commit and its abort are refused, it stops."""
     gym = one_gym()
-    async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"timeout_ms": 20_000})) as old:
+    frozen: dict[str, Any] = {"snapshot": {"timeout_ms": 20_000}, "recovery": {"health_s": 60}}
+    async with serving(gym), running(settings(tmp_path / "run", gym, **frozen)) as old:
         await dispatched(old, gym)
         gym.blocked = asyncio.Event()
         taking = asyncio.create_task(old.snapshot())
