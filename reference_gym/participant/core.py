@@ -449,7 +449,7 @@ class Core:
             held.append(stone.attempt)
         return max(held)
 
-    def install(self, plan: Plan, source: Source, entries: Sequence[Entry]) -> None:
+    def install(self, plan: Plan, source: Source, entries: Sequence[Entry], records: Sequence[Record]) -> None:
         """Replace all managed work by what a restore has built; the parts are installed already. Does not await."""
         now = self.clock.now()
         kept = {finished.receipt.rollout_id: finished.receipt.attempt for finished in plan.results}
@@ -461,10 +461,9 @@ class Core:
         self._store.clear()
         if self.registry is not None:
             self.registry.install(entries, [replace(finished, at=now) for finished in plan.results])
-        else:
-            for rollout_id, restored in plan.restored.items():
-                self.fences.raise_to(rollout_id, restored.attempt - 1)
-                self.changed(rollout_id)
+        for record in records:
+            self.fences.raise_to(record.rollout_id, record.attempt - 1)
+            self._store.put(record)
         self.progressed()
         self.gate.nudge()
 

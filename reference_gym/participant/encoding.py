@@ -108,6 +108,20 @@ def part_piece(parts: PartValues) -> bytes:
     return b',"parts":{%s}}' % values
 
 
+def continued(payload: bytes, rollout_id: str, attempt: int, policy: Policy | None) -> tuple[bytes, ...]:
+    """Return a saved payload as that of the attempt that continues it: all but its first piece stays as it is.
+
+    Args:
+        payload: as it was saved.
+        rollout_id: whose.
+        attempt: the new one.
+        policy: the one that holds from now on; None where rollouts are not owned.
+    """
+    # Within a JSON string a quote is escaped, so this text can only be the key that follows the first piece.
+    rest = payload.index(b',"parts":' if policy is None else b',"start":')
+    return head(rollout_id, attempt, policy), payload[rest:]
+
+
 def read_payload(record: bytes) -> Saved:
     """Return what a payload holds.
 

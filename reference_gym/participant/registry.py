@@ -19,7 +19,7 @@ from typing import Any
 
 from reference_gym.participant.clock import Clock
 from reference_gym.participant.config import ParticipantConfig
-from reference_gym.participant.encoding import PartValues, head, read_payload, start_of, start_text, state_pieces
+from reference_gym.participant.encoding import PartValues, Saved, head, start_of, start_text, state_pieces
 from reference_gym.participant.errors import SessionLost, StaleAttempt
 from reference_gym.participant.feed import Feed, Page
 from reference_gym.participant.fences import Fences, Tombstone
@@ -41,6 +41,9 @@ from spec.messages import Policy as PolicyMessage
 from spec.messages import StartRollout
 
 logger = logging.getLogger(__name__)
+
+SLICE = 100
+"""How many rollouts are built before others get a turn on the event loop."""
 
 Verdict = tuple[str, Receipt | None, str | None]
 """The outcome of one item of a start call, with its receipt and detail."""
@@ -296,7 +299,7 @@ class Registry:
         return "already_released" if known.digest == receipt.digest else "mismatch"
 
     def end_stale(self, rollout: Rollout) -> None:
-        """End a rollout one of whose calls another participant has refused as stale (CKPT-FENCE-012, CKPT-FENCE-014)."""
+        """End a rollout one of whose calls another participant has refused as stale (CKPT-FENCE-012, -014)."""
         if not rollout.ended:
             self.retire(rollout.rollout_id, rollout.attempt)
 
@@ -479,19 +482,15 @@ class Registry:
 
     # --- restoring ----------------------------------------------------------------------------------------------------
 
-    def build(self, payloads: Iterable[tuple[bytes, int]], policy: Policy | None) -> list[Entry]:
+    async def build(self, plan: Iterable[tuple[Saved, int]], policy: Policy | None) -> list[Entry]:
         """Return the restored rollouts, built aside and parked.
 
         Args:
-            payloads: what was saved, and the attempt as which it continues.
+            plan: what was saved, and the attempt as which it continues.
             policy: replaces the saved ones, or None.
-
-        Raises:
-            NotJson: a payload cannot be read.
         """
         built = []
-        for payload, attempt in payloads:
-            saved = read_payload(payload)
+        for saved, attempt in plan:
             if saved.start is None:
                 continue
             rollout = Rollout(saved.start, self, attempt=attempt, policy=policy or saved.policy)
@@ -503,6 +502,8 @@ class Registry:
             rollout.usage = dict(saved.usage or {})
             rollout.activity = "parked"
             built.append(Entry(rollout, start_text(saved.start)))
+            if len(built) % SLICE == 0:
+                await asyncio.sleep(0)  # A large restore must not keep status and lease from being served.
         return built
 
     def drop_all(self, kept: Mapping[str, int]) -> None:
@@ -525,7 +526,6 @@ class Registry:
         for entry in built:
             self._insert(entry)
             self._shared.fences.raise_to(entry.rollout.rollout_id, entry.rollout.attempt - 1)
-            self._shared.store.put(self._record(entry))
         self._sorted = None
 
     def continue_restored(self) -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reference_gym.participant.committing import shared_future
+from reference_gym.participant.encoding import continued
 from reference_gym.participant.errors import Internal, NotReady, ProtocolError, StaleCheckpoint
 from reference_gym.participant.gate import MAX_BLOCKERS
 from reference_gym.participant.machine import Step
 from reference_gym.participant.reading import ReadStopped, Source, read_source
-from reference_gym.participant.registry import Entry
+from reference_gym.participant.records import Record
+from reference_gym.participant.registry import SLICE, Entry
 from reference_gym.participant.restoring import Plan, make_plan, require_above_fences
 from reference_gym.participant.state import CannotContinue, Part, Policy
 from spec.messages import RestoreRequest
@@ -84,16 +86,17 @@ class Restorer:
     async def _restore(self) -> None:
         core = self._core
         source = await self._read()
-        plan = make_plan(self._request, source, core.config, core.owns)
+        plan = await asyncio.to_thread(make_plan, self._request, source, core.config, core.owns)
         core.move(Step(core.machine.verified(core.clock.now())))
         await self._quiesce()
         plan = await self._build_parts(plan)
-        entries = self._build_rollouts(plan)
+        entries = await self._build_rollouts(plan)
+        records = await self._build_records(plan, source)
         require_above_fences(self._request, core.highest)
         opened = core.machine.open
         if opened is None or opened.ending is not None:
             raise asyncio.CancelledError
-        self._install(plan, source, entries)
+        self._install(plan, source, entries, records)
 
     async def _read(self) -> Source:
         if self._directory is None or self._request.source is None:
@@ -136,21 +139,47 @@ class Restorer:
             else:
                 return plan
 
-    def _build_rollouts(self, plan: Plan) -> list[Entry]:
+    async def _build_rollouts(self, plan: Plan) -> list[Entry]:
         registry = self._core.registry
         if registry is None:
             return []
-        given = self._request.policy
-        policy = None if given is None else Policy(given.base_url, given.model, given.api)
-        return registry.build(plan.payloads.values(), policy)
+        continuing = ((plan.saved[key], attempt) for key, (_, attempt) in plan.payloads.items())
+        return await registry.build(continuing, self._policy())
 
-    def _install(self, plan: Plan, source: Source, entries: list[Entry]) -> None:
+    async def _build_records(self, plan: Plan, source: Source) -> list[Record]:
+        """Return the first boundary of everything that continues: what was saved, under its new attempt."""
+        built = []
+        given, owns_rollouts = self._policy(), self._core.registry is not None
+        for rollout_id, (payload, attempt) in plan.payloads.items():
+            row = source.index[rollout_id]
+            policy = (given or plan.saved[rollout_id].policy) if owns_rollouts else None
+            record = Record(
+                rollout_id=rollout_id,
+                attempt=attempt,
+                turns_done=row.turns_done,
+                task_digest=row.task_digest,
+                environment=row.environment,
+                effects=dict(row.effects),
+                payload=continued(payload, rollout_id, attempt, policy),
+                policy_version=row.policy_version,
+                data_refs=tuple(reference.to_object() for reference in row.data_refs),
+            )
+            built.append(record)
+            if len(built) % SLICE == 0:
+                await asyncio.sleep(0)
+        return built
+
+    def _policy(self) -> Policy | None:
+        given = self._request.policy
+        return None if given is None else Policy(given.base_url, given.model, given.api)
+
+    def _install(self, plan: Plan, source: Source, entries: list[Entry], records: list[Record]) -> None:
         """Make what was built current, in one step: nothing in here awaits (CKPT-RESTORE-014)."""
         core, request = self._core, self._request
         built, self._built = self._built, []
         for part, state in built:
             part.install(state)
-        core.install(plan, source, entries)
+        core.install(plan, source, entries, records)
         for fence in request.fences:
             core.fences.raise_to(fence.rollout_id, fence.through_attempt)
         outcome = {

@@ -518,9 +518,7 @@ class Participant(Core):
         """Return the reply of a prepare."""
         machine, now = self.machine, self.clock.now()
         blockers = self._blockers() if machine.phase is Phase.PREPARING else []
-        restarts = self._store.unable.keys() | (
-            self.registry.restarts().keys() if self.registry is not None else set()
-        )
+        restarts = self._store.unable.keys() | (self.registry.restarts().keys() if self.registry is not None else set())
         return {
             "phase": machine.phase.value,
             "ready": machine.phase is not Phase.PREPARING,

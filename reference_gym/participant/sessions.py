@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from reference_gym.participant.core import Core
 from reference_gym.participant.errors import ArgumentConflict, Internal, SessionLost, StaleAttempt
+from reference_gym.participant.registry import SLICE
 from reference_gym.participant.state import Captured, EffectCall, Json, Owns, Restored
 
 logger = logging.getLogger(__name__)
@@ -222,6 +223,8 @@ class Sessions:
             for restored in rollouts:
                 if restored.data is not None:
                     built[restored.rollout_id] = self._built(restored)
+                if len(built) % SLICE == 0:
+                    await asyncio.sleep(0)
         except BaseException:
             await self.discard(built)
             raise

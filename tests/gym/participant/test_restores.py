@@ -172,8 +172,8 @@ async def test_the_policy_of_a_restore_replaces_the_saved_one(gym: Gym, tmp_path
     """N3: restored rollouts call the new address and never the old one; without one they call the saved one."""
     digest, _ = await example(gym)
     moved = {**POLICY, "base_url": "http://new.test/v1"}
-    for policy, expected in ((moved, moved["base_url"]), (None, POLICY["base_url"])):
-        other = Gym(tmp_path)
+    others = [Gym(tmp_path), Gym(tmp_path)]  # Kept until the end: a Gym that nobody holds takes its tasks with it.
+    for other, policy, expected in zip(others, (moved, None), (moved["base_url"], POLICY["base_url"]), strict=True):
         await other.restore("2-1", "1-1", digest, ROWS, **({} if policy is None else {"policy": policy}))
         await other.resume("2-1")
         await until(lambda other=other: 2 == len(other.loop.calls))
