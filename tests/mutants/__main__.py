@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `list`, `serve` and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Run the command line; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Broken Gyms for the suite.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="list the mutants")
+    serve = commands.add_parser("serve", help="start the reference Gym with a mutant in it")
+    serve.add_argument("name", help="of a mutant, or `clean`")
+    serve.add_argument("arguments", nargs="*", help="after `--`: those of `reference-gym serve`")
+    run = commands.add_parser("run", help="run the suite on the clean Gym and on each mutant")
+    run.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    run.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutant alone; may be repeated")
+    run.add_argument("--budget", choices=("quick", "default"), default="default")
+    run.add_argument("--processes", choices=("one", "three"), default="one", help="the process form of the Gym")
+    run.add_argument("--seed", type=int, default=1)
+    run.add_argument("--timeout", type=float, default=420.0, help="seconds for one run of the suite")
+    run.add_argument("--output", type=Path, default=Path("build"))
+    options = parser.parse_args()
+    # Imported late: a Gym process needs nothing of the runner, and the runner nothing of the Gym.
+    if options.command == "serve":
+        from tests.mutants.serve import serve as start
+
+        start(options.name, options.arguments)
+        return 0
+    from tests.mutants import runner
+
+    if options.command == "list":
+        runner.print_list()
+        return 0
+    return runner.run(
+        runner.Plan(
+            only=tuple(options.only),
+            jobs=options.jobs,
+            budget=options.budget,
+            processes=options.processes,
+            seed=options.seed,
+            timeout_s=options.timeout,
+            output=options.output,
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One broken Gym per module: `BREAKS`, `TARGETS` and `apply`."""

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that expects another incarnation is refused only after its controller has been adopted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference_gym.participant.core import Caller, Core
+from tests.mutants.seam import wrap
+
+TARGETS = "fencing"
+BREAKS = ("CKPT-ORDER-004", "CKPT-ORDER-001", "CKPT-ID-037", "CKPT-CTRL-002")
+
+
+def apply() -> None:
+    """Break it."""
+
+    @wrap(Core, "_admit")
+    def admit(original: Any, self: Core, caller: Caller) -> None:
+        self.move(self.machine.adopt(caller.controller, self.clock.now()))
+        original(self, caller)

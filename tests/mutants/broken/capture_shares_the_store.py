@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capture is the living table of boundaries, not a copy: what happens before it is written leaks into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference_gym.participant.records import MemoryStore
+from tests.mutants.seam import wrap
+
+TARGETS = "durability"
+BREAKS = ("CKPT-COMMIT-002", "CKPT-COMMIT-013", "CKPT-COMMIT-020", "CKPT-DIR-009", "CKPT-DIR-013")
+
+
+def apply() -> None:
+    """Break it."""
+
+    @wrap(MemoryStore, "cut")
+    def cut(original: Any, self: MemoryStore) -> Any:
+        return self._records, self._unable

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A restore keeps the feed and numbers its results anew: an old cursor jumps over what its client never saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference_gym.participant.feed import Feed
+from tests.mutants.seam import wrap
+
+TARGETS = "feed"
+BREAKS = ("CKPT-FEED-004", "CKPT-FEED-006", "CKPT-FEED-018")
+
+
+def apply() -> None:
+    """Break it."""
+
+    @wrap(Feed, "renew")
+    def renew(original: Any, self: Feed, results: Any) -> None:
+        feed, self._next_number = self.id, 1
+        original(self, results)
+        self.id = feed

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A commit with `leave_out_blocked` leaves out every rollout as soon as one blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from reference_gym.participant.records import Cut
+from reference_gym.participant.service import Participant
+from tests.mutants.seam import wrap
+
+TARGETS = "gate"
+BREAKS = ("CKPT-COMMIT-033", "CKPT-DIR-029", "CKPT-ENV-002")
+
+
+def apply() -> None:
+    """Break it."""
+
+    @wrap(Participant, "_capture")
+    def capture(original: Any, self: Participant, *, without_blocked: bool) -> Cut:
+        cut: Cut = original(self, without_blocked=without_blocked)
+        if not without_blocked:
+            return cut
+        return replace(cut, restarts={**dict.fromkeys(cut.records, "blocked"), **cut.restarts})

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A restored result is parsed and written anew: the same JSON value, other bytes than its receipt names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from reference_gym.participant.feed import Feed
+from tests.mutants.seam import wrap
+
+TARGETS = "feed"
+BREAKS = ("CKPT-RESULT-002", "CKPT-RESULT-004", "CKPT-FEED-016", "CKPT-RESTORE-021")
+
+
+def apply() -> None:
+    """Break it."""
+
+    @wrap(Feed, "renew")
+    def renew(original: Any, self: Feed, results: Any) -> None:
+        original(self, [replace(finished, text=json.dumps(json.loads(finished.text))) for finished in results])
