@@ -42,6 +42,7 @@ class Plan:
         jobs: how many runs at a time.
         budget: of the suite.
         processes: the process form of the Gym, `one` or `three`.
+        machine: whether the state machine runs too.
         seed: of the suite.
         timeout_s: how long one run may take, in seconds.
         output: the directory of the reports.
@@ -51,6 +52,7 @@ class Plan:
     jobs: int = 2
     budget: str = "default"
     processes: str = "one"
+    machine: bool = True
     seed: int = 1
     timeout_s: float = 420.0
     output: Path = Path("build")
@@ -107,9 +109,7 @@ def run_all(names: Sequence[str], plan: Plan, on_run: Callable[[Run], None] | No
         return list(pool.map(one, names))
 
 
-def run_one(
-    name: str, plan: Plan, *, checks: Collection[str] = (), selection: Sequence[str] = (), machine: bool = True
-) -> Run:
+def run_one(name: str, plan: Plan, *, checks: Collection[str] = (), selection: Sequence[str] = ()) -> Run:
     """Run the suite once.
 
     Args:
@@ -117,7 +117,6 @@ def run_one(
         plan: how.
         checks: the names of the registered checks.
         selection: these checks, chapters or requirements alone; empty: the whole budget.
-        machine: whether the state machine runs too.
     """
     reports = (plan.output / "mutants").resolve()
     reports.mkdir(parents=True, exist_ok=True)
@@ -130,7 +129,7 @@ def run_one(
         arguments = ["run", "--target", str(target), "--budget", plan.budget, "--seed", str(plan.seed)]
         arguments += ["--json", str(report), "--quiet"]
         arguments += [word for item in selection for word in ("--only", item)]
-        arguments += [] if machine else ["--skip", "machine"]
+        arguments += [] if plan.machine else ["--skip", "machine"]
         started = time.monotonic()
         code, log = _suite(arguments, plan.timeout_s)
     found = None
@@ -168,6 +167,7 @@ def _summary(control: Run, rows: Sequence[tuple[Mutant, Run, Verdict]], plan: Pl
     return {
         "budget": plan.budget,
         "processes": plan.processes,
+        "machine": plan.machine,
         "seed": plan.seed,
         "clean": {
             "exit_code": control.exit_code,
