@@ -20,6 +20,7 @@ from aiohttp.typedefs import Handler
 from reference_gym.participant import http
 from reference_gym.participant.auth import Token, require_token
 from reference_gym.participant.errors import (
+    Internal,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
@@ -54,7 +55,7 @@ def create_app(participant: Participant, *, control_token: str | None) -> web.Ap
     app[CONTROL_PLANE] = plane
 
     async def control(request: web.Request) -> web.StreamResponse:
-        return await _answer(request, await plane.handle(_request(request), request.content.iter_any))
+        return _answer(await plane.handle(_request(request), request.content.iter_any))
 
     app.router.add_route("*", "/gym-checkpoint/{path:.*}", control)
     return app
@@ -86,7 +87,7 @@ def data_plane(
         reply = await handler(request, body)
         if isinstance(reply, web.StreamResponse):
             return reply
-        return await _answer(request, http.Response(200, encode(reply)))
+        return _answer(http.Response(200, encode(reply)))
 
     return serve
 
@@ -97,6 +98,7 @@ class Server:
 
     participant: Participant
     runner: web.AppRunner
+    listening: asyncio.Server
     host: str
     port: int
 
@@ -128,6 +130,7 @@ class Server:
 
     async def stop(self) -> None:
         """Close the sockets, let requests end, stop what runs."""
+        self.listening.close()
         await self.runner.cleanup()
         await self.participant.close()
 
@@ -145,10 +148,17 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
     # The access log would cost more than half of the throughput, and paths hold rollout ids.
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=max(0.1, grace))
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    await site.start()
-    addresses = [address for address in runner.addresses if isinstance(address, tuple)]
-    return Server(participant, runner, host, int(addresses[0][1]))
+    server = runner.server
+    if server is None:
+        raise RuntimeError("the application has no server")
+
+    def connection() -> web.RequestHandler:
+        made = server()
+        made.__class__ = _Handler  # The framework has no setting for the class of its connections.
+        return made
+
+    listening = await asyncio.get_running_loop().create_server(connection, host, port)
+    return Server(participant, runner, listening, host, int(listening.sockets[0].getsockname()[1]))
 
 
 @contextlib.asynccontextmanager
@@ -181,6 +191,22 @@ async def serve_until_terminated(server: Server) -> None:
     await server.stop()
 
 
+class _Handler(web.RequestHandler):
+    """A connection whose malformed requests, which reach no route, are refused with a problem document as well."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Return the refusal and close the connection (CKPT-ERR-008)."""
+        super().handle_error(request, status, exc, message)  # It logs, and refuses to answer twice.
+        kind = InvalidRequest if status < 500 else Internal
+        response = _answer(http.refusal(kind("this is not HTTP as it is accepted here"), request.method.lower()))
+        response.force_close()
+        return response
+
+
 @web.middleware
 async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every error of the application into a problem document."""
@@ -190,13 +216,11 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        allow = error.headers.get("Allow")
         kind = _FRAMEWORK.get(error.status, InvalidRequest if error.status < 500 else ProtocolError)
-        return await _answer(
-            request, http.refusal(kind(error.reason or "the request is refused", allow=allow), operation)
-        )
+        reason = error.reason or "the request is refused"
+        return _answer(http.refusal(kind(reason, allow=error.headers.get("Allow")), operation))
     except Exception as error:
-        return await _answer(request, http.refusal(error, operation))
+        return _answer(http.refusal(error, operation))
 
 
 def _request(request: web.Request) -> http.Request:
@@ -207,7 +231,7 @@ def _request(request: web.Request) -> http.Request:
     return http.Request(request.method, raw.raw_path, raw.raw_query_string, headers)
 
 
-async def _answer(request: web.Request, response: http.Response) -> web.StreamResponse:
+def _answer(response: http.Response) -> web.StreamResponse:
     if isinstance(response.body, Path):
         file = web.FileResponse(response.body, headers=response.headers)
         file.content_type = response.media_type

@@ -31,10 +31,11 @@ PREFIX = wire.PREFIX
 class Client:
     """A client that speaks raw bodies, and checks of every reply what holds for all of them."""
 
-    def __init__(self, gym: Gym, session: aiohttp.ClientSession, port: int) -> None:
+    def __init__(self, gym: Gym, session: aiohttp.ClientSession, server: serve_aiohttp.Server) -> None:
         self.gym = gym
         self.session = session
-        self.port = port
+        self.server = server
+        self.port = server.port
 
     def headers(self, **changed: str | None) -> dict[str, str]:
         """Return the headers of a mutating call; None leaves one out."""
@@ -83,7 +84,7 @@ async def served(root: Path, **more: Any) -> AsyncIterator[Client]:
 
     app.router.add_post("/data", serve_aiohttp.data_plane(gym.participant, DATA_TOKEN, effect))
     async with serve_aiohttp.serving(app) as server, aiohttp.ClientSession(server.url) as session:
-        yield Client(gym, session, server.port)
+        yield Client(gym, session, server)
 
 
 PREPARE = {"checkpoint_id": "1-1", "run_id": RUN, "timeout_ms": 1_000, "lease_ms": 60_000}
@@ -267,6 +268,30 @@ async def test_errors_of_the_framework_are_problem_documents(tmp_path: Path) -> 
                     assert "POST" in reply.headers["Allow"]
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"NONSENSE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nbad header\r\n\r\n",
+        b"GET /" + 9_000 * b"x" + b" HTTP/1.1\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+    ],
+    ids=["no HTTP", "a bad header", "a long line", "a bad length"],
+)
+async def test_what_is_not_even_http_is_refused_with_a_problem_document(tmp_path: Path, sent: bytes) -> None:
+    """CKPT-ERR-007: also below the routes; the server goes on."""
+    async with served(tmp_path) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(sent)
+        reply = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        head, _, body = reply.partition(b"\r\n\r\n")
+        assert b"HTTP/1.1 400 " in head or b"HTTP/1.0 400 " in head
+        assert wire.PROBLEM_MEDIA_TYPE.encode() in head
+        validator("problem").validate(json.loads(body))
+        assert (await client.call("GET", "/checkpoint"))[0] == 200
+
+
 async def test_each_plane_has_its_own_token(tmp_path: Path) -> None:
     """CKPT-SEC-001: missing, of another plane, or another scheme: unauthorized, with WWW-Authenticate."""
     async with served(tmp_path) as client:
@@ -394,8 +419,7 @@ async def test_draining_ends_long_polls_and_keeps_the_control_plane(tmp_path: Pa
         gym = client.gym
         polling = asyncio.ensure_future(client.call("GET", "/results?wait_ms=30000"))
         await asyncio.sleep(0)
-        runner = serve_aiohttp.Server(gym.participant, None, "127.0.0.1", client.port)  # type: ignore[arg-type]  # only drains
-        draining = asyncio.ensure_future(runner.drain())
+        draining = asyncio.ensure_future(client.server.drain())
         assert [] == (await polling)[1]["results"]
         assert ["admission_closed"] == await gym.start("a")
         status, problem = await client.call(
