@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs as JSON lines on standard error, with every known secret struck out."""
+"""Logs as JSON lines on standard error, with every known secret struck out (CKPT-SEC-006)."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ class ResourcesPort(Protocol):
         """Run one effect, or get the recorded reply of a repeat: `{"text", "ended"}`."""
         ...
 
-    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
-        """Judge the session; raises `VerificationFailed`."""
+    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
+        """Judge a session that stands where the caller does (CKPT-ENV-032); raises `VerificationFailed`."""
         ...
 
     async def close(self, rollout_id: str, attempt: int) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of the reference Gym: `gym.yaml`, and tokens from the environment or from files."""
+"""The settings of the reference Gym: `gym.yaml`, and tokens from the environment or from files.
+
+Implements CKPT-SEC-003, -008, -009, -010 and CKPT-RESULT-015.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two OpenAI forms of a policy call, as pure functions; inside, a conversation is always in the chat form."""
+"""The two OpenAI forms of a policy call, as pure functions; inside, a conversation is always in the chat form.
+
+Implements CKPT-ROLL-062, CKPT-ROLL-063 and CKPT-RESULT-023.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent loop: one policy call per turn, its effects in order, a boundary, and at the end the verification.
 
+Implements CKPT-CONF-008 to -014, CKPT-GATE-003, CKPT-ROLL-036, -037, -064 and CKPT-ENV-006, -012, -029 with the kit.
+
 The same loop drives rollouts of the protocol (through the kit's `Rollout`) and unmanaged ones of the older route.
 """
 
@@ -220,7 +222,7 @@ class GymAgent:
         start = rollout.start
         async with rollout.verification() as verification:
             try:
-                verdict = await self._ways().resources.verify(start.rollout_id, rollout.attempt)
+                verdict = await self._ways().resources.verify(start.rollout_id, rollout.attempt, rollout.effects)
             except VerificationFailed as error:
                 raise RolloutFailure("verification_failed", str(error), terminal=False, stage="verification") from error
             except (PeerUnavailable, PeerRefused) as error:

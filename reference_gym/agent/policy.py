@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy client of the agent: forms, retries while the policy is unavailable, and an address that may change."""
+"""The policy client of the agent: forms, retries while the policy is unavailable, and an address that may change.
+
+Implements CKPT-GATE-018 to -021 and -024, and CKPT-ROLL-033.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ class UnmanagedResources:
         observation = await self._opened().call(call.tool, call.args, context)
         return {"text": observation.text, "ended": observation.ended}
 
-    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
+    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
         """Judge the session; raises `VerificationFailed`."""
+        del effects_done
         return await self._opened().verify(rollout_id, attempt)
 
     async def close(self, rollout_id: str, attempt: int) -> None:

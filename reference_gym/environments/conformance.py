@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conformance environment: slow, failing and counted effects for a suite, under two names and one behaviour.
 
-It is registered only when the Gym was started for conformance. Its outside is a world that the suite serves.
+It is registered only when the Gym was started for conformance. Its outside is a world that the suite serves. Implements
+CKPT-CONF-004 to -007 and -015 to -031.
 """
 
 from __future__ import annotations

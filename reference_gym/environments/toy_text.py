@@ -3,7 +3,7 @@
 
 One gymnasium instance serves every session of an environment: a session is data (position, step count, generator),
 which is put into the instance for the length of one step. So a session is small, and a restored one is by construction
-the same thing as one that was never interrupted.
+the same thing as one that was never interrupted (CKPT-ENV-003, CKPT-SEC-013).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """The ledger: one row per completed policy call of a rollout, kept by turn.
 
 A turn that is generated again after a restore replaces its row. A restore keeps the rows of the listed rollouts up to
-their `turns_done`, and no other.
+their `turns_done`, and no other. Implements CKPT-ENV-019, -021, -022 and CKPT-DIR-033, -034.
 """
 
 from __future__ import annotations

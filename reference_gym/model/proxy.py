@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reaches the policy: one HTTP request per call, nothing retried, every reply bounded, completed calls recorded.
 
-Whether to try again is the agent's decision, because the agent keeps the rollout's time budget.
+Whether to try again is the agent's decision, because the agent keeps the rollout's time budget. Implements CKPT-ID-008
+to -010, CKPT-ROLL-032, -035, CKPT-FENCE-002 and CKPT-RESULT-020.
 """
 
 from __future__ import annotations

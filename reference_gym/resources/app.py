@@ -36,6 +36,12 @@ class EffectMessage(PrivateMessage):
     effects_done: Count | None
 
 
+class VerifyMessage(PrivateMessage):
+    """How many effects the caller has recorded."""
+
+    effects_done: Count
+
+
 def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
     """Serve sessions to the agent.
 
@@ -67,10 +73,9 @@ def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
         )
 
     async def verify(request: web.Request, body: Any) -> Any:
-        del body
-        turn = required_turn_of(request)
+        turn, message = required_turn_of(request), read(VerifyMessage, body)
         try:
-            verdict = await resources.verify(turn.rollout_id, turn.attempt)
+            verdict = await resources.verify(turn.rollout_id, turn.attempt, message.effects_done)
         except VerificationFailed as error:
             return {"failed": str(error), "reward": None, "final": None}
         final = None if verdict.final is None else dict(verdict.final)

@@ -7,7 +7,7 @@ from typing import Any
 
 from reference_gym.environments.base import Verdict, VerificationFailed
 from reference_gym.errors import PeerRefused, PeerUnavailable
-from reference_gym.participant.errors import SessionLost
+from reference_gym.participant.errors import Internal, SessionLost
 from reference_gym.participant.sessions import Sessions
 from reference_gym.participant.state import EffectCall, SessionUncertain
 from reference_gym.peers import Peer
@@ -42,13 +42,29 @@ class LocalResources:
         """Run one effect, or get the recorded reply of a repeat."""
         return await self._sessions.effect(call)
 
-    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
+    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
         """Judge the session; the rollout itself, in this process, has passed the gate for it."""
-        return await self.handle(rollout_id, attempt).verify(rollout_id, attempt)
+        return await self.comparable(rollout_id, attempt, effects_done).verify(rollout_id, attempt)
 
     async def close(self, rollout_id: str, attempt: int) -> None:
         """Free the session."""
         await self._sessions.close(rollout_id, attempt)
+
+    def comparable(self, rollout_id: str, attempt: int, effects_done: int) -> SessionHandle:
+        """The session, if it stands where the caller does.
+
+        Raises:
+            StaleAttempt: the attempt is fenced.
+            SessionLost: there is none, or it has recorded another number of effects (CKPT-ENV-032).
+            Internal: nobody knows what an effect has changed in it.
+        """
+        handle = self.handle(rollout_id, attempt)
+        captured = self._sessions.capture(rollout_id)
+        if captured is not None and captured.restart == "uncertain":
+            raise Internal(f"the session of {rollout_id} is uncertain")
+        if captured is None or captured.effects != effects_done:
+            raise SessionLost(f"the session of {rollout_id} does not stand at {effects_done} effects")
+        return handle
 
     def handle(self, rollout_id: str, attempt: int) -> SessionHandle:
         """The session; raises `SessionLost` and `StaleAttempt`."""
@@ -101,9 +117,10 @@ class RemoteResources:
         except PeerRefused as error:
             raise SessionUncertain(str(error)) from error
 
-    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
+    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
         """Judge the session."""
-        reply = await self._peer.call(f"{PREFIX}/verify", {}, TurnId(rollout_id, attempt, 1))
+        message = {"effects_done": effects_done}
+        reply = await self._peer.call(f"{PREFIX}/verify", message, TurnId(rollout_id, attempt, 1))
         if reply["failed"] is not None:
             raise VerificationFailed(reply["failed"])
         return Verdict(reply["reward"], reply["final"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conformance probe: one effect on the session of a live rollout, outside of the agent's turns.
 
-Only a Gym that was started for conformance serves it (CKPT-CONF-032 to CKPT-CONF-041); it is refused like any effect.
+Only a Gym that was started for conformance serves it (CKPT-CONF-032 to -041, -053); it is refused like any effect.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from reference_gym.participant.errors import InvalidRequest
 from reference_gym.participant.state import EffectCall
 from reference_gym.ports import ResourcesPort
 from reference_gym.private import DataPlane
@@ -27,6 +28,8 @@ def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
 
     async def probe(request: web.Request, message: ProbeRequest) -> Any:
         del request
+        if not message.request_id.startswith(f"{message.rollout_id}/{message.turn}/"):
+            raise InvalidRequest("request_id does not begin with rollout_id and turn")
         reply = await resources.effect(
             EffectCall(
                 rollout_id=message.rollout_id,

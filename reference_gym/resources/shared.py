@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sessions of a process that another one uses: bounded in number, and freed when their callers have vanished.
 
-A caller that is gone does not close its sessions. One that nobody has used for its idle limit is freed; the limit does
-not run while the gate is closed (CKPT-GATE-016), nor while an effect or a verification runs.
+A caller that is gone does not close its sessions. One that nobody uses for its idle limit is freed (CKPT-ENV-031). The
+limit does not run while the gate is closed (CKPT-GATE-016), nor while an effect or a verification runs.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class SharedResources:
             self._local.handle(call.rollout_id, call.attempt).touch()
         return await self._local.effect(call)
 
-    async def verify(self, rollout_id: str, attempt: int) -> Verdict:
+    async def verify(self, rollout_id: str, attempt: int, effects_done: int) -> Verdict:
         """Judge the session once, held while the gate is closed; a repeat gets the same verdict (CKPT-CONF-028)."""
-        handle = self._local.handle(rollout_id, attempt)
+        handle = self._local.comparable(rollout_id, attempt, effects_done)
         if handle.judging is None:
             handle.judging = asyncio.get_running_loop().create_task(self._judge(rollout_id, attempt))
             handle.judging.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -157,12 +157,26 @@ async def test_a_probe_is_an_effect_on_the_live_session(gym: RunningGym, world: 
         for change, code in (
             ({"request_id": f"{rollout}/1/2", "effects_done": 7}, "session_lost"),
             ({"rollout_id": "nobody", "request_id": "nobody/1/1"}, "session_lost"),
+            ({"request_id": f"{rollout}/2/1"}, "invalid_request"),
             ({"request_id": f"{rollout}/1/3", "tool": "world", "args": {"tag": "x"}}, "internal"),
         ):
             with pytest.raises(Refused) as raised:
                 await gym.data("resources", wire.PROBE_PATH, add | change)
             assert code == raised.value.code
         policy.release(rollout, 1)
+
+
+async def test_a_rollout_whose_session_went_on_without_it_is_not_verified(gym: RunningGym, rollout: str) -> None:
+    """CKPT-ENV-032: a probe has changed the session; the reply without calls ends the rollout as session_lost."""
+    async with PolicyStub(["done"]) as policy:
+        policy.hold(rollout, 1)
+        await gym.begin_rollout(rollout, task_of(), policy.address)
+        await until(lambda: ["1"] == policy.turns_of(rollout), "turn 1 is asked")
+        named = {"rollout_id": rollout, "request_id": f"{rollout}/1/1"}
+        await gym.data("resources", wire.PROBE_PATH, PROBE | named | {"tool": "add", "args": {"n": 5}})
+        policy.release(rollout, 1)
+        failure = (await gym.result_of(rollout))["failure"]
+    assert ("session_lost", False) == (failure["kind"], failure["terminal"])
 
 
 async def test_a_gym_without_conformance_has_no_probe(tmp_path: Path) -> None:

@@ -110,6 +110,18 @@ async def test_an_effect_is_judged_by_attempt_then_repeat_then_session() -> None
     assert "uncertain" == getattr(store.sessions.capture("r"), "restart", None)
 
 
+async def test_a_session_that_stands_elsewhere_is_not_judged() -> None:
+    """CKPT-ENV-032: with another number of effects than the caller's the session is lost; a verdict is made once."""
+    store = Store()
+    await store.shared.open("r", 0, SPEC)
+    await store.effect("r")
+    with pytest.raises(SessionLost):
+        await store.shared.verify("r", 0, 0)
+    verdict = await store.shared.verify("r", 0, 1)
+    assert 15653 % 1024 / 1024 == verdict.reward
+    assert verdict is await store.shared.verify("r", 0, 1)
+
+
 async def test_opening_twice_finds_the_session_open() -> None:
     """A repeated open changes nothing, also after effects."""
     store = Store()
