@@ -49,22 +49,17 @@ class Restoring:
         """Replace everything by what the call lists from a cut."""
         phases = self.phases
         relation = phases.judge("restore", body["checkpoint_id"])
-        arguments = comparable(body)
-        if relation == "unseen":
-            checkpoint = self._accept(body, arrived, arguments)
-        else:
-            found = phases.open if phases.last is None or relation == "open" else phases.last.checkpoint
-            assert found is not None
-            checkpoint = found
-            if checkpoint.restoring and checkpoint.arguments != arguments:
-                raise phases.refusal("argument_conflict", "This restore was begun with other arguments.")
-            if not checkpoint.restoring:
-                self._judge(body)
-                raise phases.invalid_phase()
+        if relation == "last" and phases.last is not None and phases.last.checkpoint is not None:
+            return self._reply(phases.last.checkpoint)
+        checkpoint = phases.open if relation == "open" else self._accept(body, arrived)
+        assert checkpoint is not None
+        if not checkpoint.restoring:
+            self._judge(body)
+            raise phases.invalid_phase()
+        if checkpoint.arguments != comparable(body):
+            raise phases.refusal("argument_conflict", "This restore was begun with other arguments.")
         work = checkpoint.work
         assert work is not None
-        if relation == "last":
-            return self._reply(checkpoint)
         with phases.serving(checkpoint, body["lease_ms"]):
             over = self.gate.wait(
                 lambda: work.done or checkpoint.ending is not None, phases.deadline(arrived, body["timeout_ms"])
@@ -96,7 +91,7 @@ class Restoring:
             raise self.phases.refusal("stale_attempt", "A next_attempt is not above its fence.", rollouts=late)
         return source
 
-    def _accept(self, body: Json, arrived: float, arguments: object) -> Checkpoint:
+    def _accept(self, body: Json, arrived: float) -> Checkpoint:
         source = self._judge(body)
         if self.phases.draining:
             raise Refusal("unavailable", "This participant is being stopped.")
@@ -104,7 +99,7 @@ class Restoring:
             id=as_id(body["checkpoint_id"]),
             run_id=body["run_id"],
             restoring=True,
-            arguments=arguments,
+            arguments=comparable(body),
             lease=self.phases.lease(body["lease_ms"]),
         )
         checkpoint.work = Work(self.phases.deadline(arrived, body["timeout_ms"]))

@@ -83,13 +83,13 @@ class Saving:
         """Capture the cut and have it written; wait for what the call asks for."""
         phases = self.phases
         arguments = (body["target"], body.get("leave_out_blocked", False))
-        replayed = phases.judge("commit", body["checkpoint_id"]) == "last"
-        checkpoint = phases.last.checkpoint if replayed and phases.last is not None else phases.open
+        if phases.judge("commit", body["checkpoint_id"]) == "last":
+            assert phases.last is not None and phases.last.checkpoint is not None
+            return self._committed(phases.last.checkpoint)
+        checkpoint = phases.open
         assert checkpoint is not None
         if checkpoint.committed_with not in (None, arguments):
             raise phases.refusal("argument_conflict", "This checkpoint was committed with other arguments.")
-        if replayed:
-            return self._committed(checkpoint)
         if phases.phase in ("preparing", "prepared", "restoring", "restored"):
             target = cuts.directory(body["target"]["path"], self.roots)
             if phases.phase in ("preparing", "prepared"):
