@@ -58,7 +58,11 @@ def observations(body: Json) -> list[str]:
     "CKPT-CONF-025",
     "CKPT-CONF-030",
     "CKPT-CONF-031",
-    "CKPT-ENV-003",
+    "CKPT-CONF-043",
+    "CKPT-CONF-044",
+    "CKPT-CONF-045",
+    "CKPT-CONF-046",
+    "CKPT-CONF-047",
     features=COMMON,
     world=True,
     budget=("quick", "demo"),
@@ -67,8 +71,18 @@ def the_vector(case: Case) -> None:
     """The vector of the specification, to the last digit: observations, final state and reward."""
     case.world.value(VECTOR_WORLD_TAG, VECTOR_WORLD_VALUE)
     rollout = case.start(VECTOR, seed=VECTOR_SEED)
-    body = case.body(rollout)
-    case.equal(OBSERVATIONS, observations(body), "the observations", "CKPT-CONF-017", "CKPT-CONF-016")
+    body = case.body(rollout, "CKPT-CONF-014")
+    seen = observations(body)
+    case.equal(len(OBSERVATIONS), len(seen), "one tool message per call", "CKPT-CONF-011", "CKPT-CONF-010")
+    wanted: dict[str, tuple[str, ...]] = {
+        "add": ("CKPT-CONF-017", "CKPT-CONF-043", "CKPT-CONF-044", "CKPT-CONF-045", "CKPT-CONF-016"),
+        "refuse": ("CKPT-CONF-025",),
+        "world": ("CKPT-CONF-021", "CKPT-CONF-046"),
+        "grow": ("CKPT-CONF-023", "CKPT-CONF-024", "CKPT-CONF-047"),
+    }
+    calls = [turn[0] for turn in VECTOR.turns if not isinstance(turn, str)]
+    for call, expected, got in zip(calls, OBSERVATIONS, seen, strict=True):
+        case.equal(expected, got, f"the observation of {call}", *wanted[call.name])
     case.equal("completed", body["outcome"], "the outcome", "CKPT-CONF-012")
     case.equal(FINAL, body.get("final"), "the final state", "CKPT-CONF-031", "CKPT-CONF-015")
     case.equal(REWARD, body["reward"], "the reward", "CKPT-CONF-030")
@@ -77,10 +91,11 @@ def the_vector(case: Case) -> None:
     case.equal([("user", f"conformance seed={VECTOR_SEED}")], said, "the first call", "CKPT-CONF-008")
     tools = [tool["function"]["name"] for tool in first.get("tools", [])]
     case.equal(TOOLS, tools, "the tools in their order", "CKPT-CONF-009")
-    case.equal(1, len(case.world.calls(rollout_id=rollout.rollout_id)), "POSTs to the outside", "CKPT-CONF-018")
+    posts = len(case.world.calls(rollout_id=rollout.rollout_id))
+    case.equal(1, posts, "POSTs to the outside", "CKPT-CONF-018", "CKPT-CONF-019")
 
 
-@check("CKPT-ROLL-032", features=COMMON, budget="quick")
+@check("CKPT-ROLL-032", "CKPT-ROLL-062", "CKPT-ROLL-063", features=COMMON, budget="quick")
 def both_forms_of_the_policy_lead_to_one_end(case: Case) -> None:
     """A rollout through `responses` ends as one through `chat_completions`; each calls the path of its form."""
     ends = {}
@@ -89,18 +104,23 @@ def both_forms_of_the_policy_lead_to_one_end(case: Case) -> None:
         body = case.body(rollout, "CKPT-ROLL-032")
         ends[api] = (body["final"], body["reward"], body["turns"], observations(body))
         calls = case.witness.generations(rollout.rollout_id)
-        case.equal({(api, "witness")}, {(c.api, c.body["model"]) for c in calls}, "path and model", "CKPT-ROLL-032")
+        case.equal({api}, {call.api for call in calls}, "the form", "CKPT-ROLL-062", "CKPT-ROLL-032")
+        case.equal({"witness"}, {call.body["model"] for call in calls}, "the model", "CKPT-ROLL-063")
     case.equal(ends["chat_completions"], ends["responses"], "the same end", "CKPT-ROLL-032")
 
 
-@check("CKPT-CONF-004", "CKPT-CONF-001", features=COMMON, budget="quick")
+@check("CKPT-CONF-004", "CKPT-CONF-001", "CKPT-CONF-042", features=COMMON, budget="quick")
 def the_restart_only_twin_behaves_alike(case: Case) -> None:
     """Both environments are listed with their continuation, and one script ends alike in both."""
     rows = {row["name"]: row for row in case.agent.capabilities["environments"]}
-    for name, continuation in ((CONFORMANCE, "export_restore"), (RESTART_ONLY, "restart_only")):
+    continues = "export_restore" if "turn-recovery" in case.gym.profiles else rows[CONFORMANCE]["continuation"]
+    for name, continuation, key in (
+        (CONFORMANCE, continues, "CKPT-CONF-001"),
+        (RESTART_ONLY, "restart_only", "CKPT-CONF-042"),
+    ):
         row = rows.get(name, {})
         got = (row.get("continuation"), row.get("verify"))
-        case.equal((continuation, "wait"), got, f"{name} is listed", "CKPT-CONF-001")
+        case.equal((continuation, "wait"), got, f"{name} is listed", key)
     expected = case.baseline()
     case.equal(expected, case.baseline(environment=RESTART_ONLY), "the same body", "CKPT-CONF-004")
 
@@ -114,7 +134,7 @@ def tasks_have_exactly_three_fields(case: Case) -> None:
     wrong += [{**good, "verify_in_world": 0}, {**good, "world_url": 7}, {**good, "seed": True}]
     for task in wrong:
         outcome = case.outcome({**case.item(case.new_id()), "task": task})
-        case.equal("invalid", outcome["outcome"], f"the task {json.dumps(task)}", "CKPT-CONF-005")
+        case.equal("invalid", outcome["outcome"], f"the task {json.dumps(task)}", "CKPT-CONF-005", "CKPT-ROLL-006")
     foreign = {**good, "world_url": "http://127.0.0.1:9/elsewhere"}
     outcome = case.outcome({**case.item(case.new_id()), "task": foreign})
     case.equal("invalid", outcome["outcome"], "a foreign world", "CKPT-CONF-006")
@@ -141,11 +161,11 @@ def max_turns_truncates(case: Case) -> None:
     rollout = case.start(script(add(1), add(2), add(3), "done"), max_turns=2)
     body = case.body(rollout)
     got = (body["outcome"], body["turns"], body["final"]["effects"])
-    case.equal(("truncated", 2, 2), got, "the body", "CKPT-CONF-013", "CKPT-ROLL-036")
+    case.equal(("truncated", 2, 2), got, "the body", "CKPT-CONF-013", "CKPT-ROLL-036", "CKPT-RESULT-008")
     case.equal(2, case.witness.asked(rollout.rollout_id), "policy calls", "CKPT-CONF-013")
 
 
-@check("CKPT-CONF-026", "CKPT-CONF-027", "CKPT-CONF-016", features=COMMON, world=True, budget="quick")
+@check("CKPT-CONF-026", "CKPT-CONF-027", "CKPT-CONF-048", features=COMMON, world=True, budget="quick")
 def what_does_not_fit_is_invalid(case: Case) -> None:
     """An unknown tool and arguments that do not fit show `invalid`, change nothing, and count as effects."""
     wrong = [
@@ -161,12 +181,12 @@ def what_does_not_fit_is_invalid(case: Case) -> None:
     rollout = case.start(script([*wrong, world("after")], "done"))
     body = case.body(rollout)
     case.equal(['{"error":"invalid"}'] * len(wrong), observations(body)[:-1], "the observations", "CKPT-CONF-026")
-    case.equal(1, body["final"]["effects"], "only the world effect changed the state", "CKPT-CONF-026")
+    case.equal(1, body["final"]["effects"], "only the world effect changed the state", "CKPT-CONF-048")
     request = case.world.calls("after", rollout_id=rollout.rollout_id)[0].request_id
     case.equal(f"{rollout.rollout_id}/1/{len(wrong) + 1}", request, "they count for request ids", "CKPT-CONF-027")
 
 
-@check("CKPT-CONF-028", "CKPT-CONF-029", features=COMMON, world=True, budget="quick")
+@check("CKPT-CONF-028", "CKPT-CONF-029", "CKPT-CONF-052", features=COMMON, world=True, budget="quick")
 def verification_may_ask_the_world(case: Case) -> None:
     """With `verify_in_world` one POST verifies; an answer that is not 200 is the failure `verification_failed`."""
     fine = case.start(script("done"), verify_in_world=True)
@@ -176,8 +196,8 @@ def verification_may_ask_the_world(case: Case) -> None:
     rollout_id = case.new_id()
     case.world.fail(rollout_id=rollout_id, kind="verify", times=9)
     failure = case.failure(case.start(script("done"), rollout_id=rollout_id, verify_in_world=True), "CKPT-CONF-029")
-    got = (failure["kind"], failure["terminal"])
-    case.equal(("verification_failed", False), got, "the failure", "CKPT-CONF-029")
+    case.equal("verification_failed", failure["kind"], "the kind", "CKPT-CONF-029")
+    case.equal(False, failure["terminal"], "not terminal", "CKPT-CONF-052")
 
 
 @check("CKPT-CONF-003", "CKPT-ROLL-008", budget="quick")
@@ -186,4 +206,4 @@ def an_unlisted_environment_is_unknown(case: Case) -> None:
     listed = case.gym.environments()
     name = next(n for n in (CONFORMANCE, RESTART_ONLY, "no-such-environment") if n not in listed)
     outcome = case.outcome(case.item(case.new_id(), environment=name))
-    case.equal("unknown_environment", outcome["outcome"], f"{name} is not listed", "CKPT-ROLL-008")
+    case.equal("unknown_environment", outcome["outcome"], f"{name} is not listed", "CKPT-ROLL-008", "CKPT-CONF-003")

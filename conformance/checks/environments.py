@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 
 from conformance.case import DEFAULT_SCRIPT, Case, Rollout
@@ -42,9 +43,12 @@ def probe(
     "CKPT-EFFECT-002",
     "CKPT-EFFECT-003",
     "CKPT-EFFECT-004",
+    "CKPT-EFFECT-017",
+    "CKPT-CONF-032",
     "CKPT-CONF-034",
     "CKPT-CONF-035",
     "CKPT-CONF-036",
+    "CKPT-CONF-050",
     profile="turn-recovery",
     features=COMMON,
     world=True,
@@ -56,10 +60,11 @@ def a_repeated_effect_runs_once(case: Case) -> None:
     case.step("probe a world effect three times with one request id")
     replies = [probe(case, rollout, 1, "world") for _ in range(3)]
     for reply in replies:
-        case.accepted(reply, "an effect through the probe", "CKPT-CONF-034")
+        case.accepted(reply, "an effect through the probe", "CKPT-CONF-032", "CKPT-CONF-050", "CKPT-CONF-035")
         case.equal(replies[0]["observation"], reply["observation"], "the recorded reply", "CKPT-EFFECT-001")
+    case.equal({"counter": 1, "effects": 1, "value": 1}, json.loads(replies[0]["observation"]), "it", "CKPT-CONF-034")
     happened = len(case.world.calls("probe", rollout_id=rollout.rollout_id))
-    case.equal(1, happened, "calls that reached the outside", "CKPT-EFFECT-001")
+    case.equal(1, happened, "calls that reached the outside", "CKPT-EFFECT-017")
     case.equal(0, case.row(rollout)["turns_done"], "no turn of the agent opened", "CKPT-CONF-036")
     case.accepted(probe(case, rollout, 2), "another effect of the same turn")
     again = case.accepted(probe(case, rollout, 1, "world"), "a repeat after a later effect", "CKPT-EFFECT-002")
@@ -73,7 +78,7 @@ def a_repeated_effect_runs_once(case: Case) -> None:
 
 @check(
     "CKPT-EFFECT-005",
-    "CKPT-REPEAT-014",
+    "CKPT-EFFECT-019",
     profile="turn-recovery",
     features=COMMON,
     world=True,
@@ -89,10 +94,19 @@ def an_effect_survives_an_impatient_client(case: Case) -> None:
                 probe(case, rollout, 1, "world", within_s=0.3)
         effect.wait_begun()
         third = case.wire.background(lambda: probe(case, rollout, 1, "world"))
+        other = case.wire.background(lambda: probe(case, rollout, 2, "world"))
+        begun = functools.partial(case.world.calls, "probe", rollout_id=rollout.rollout_id)
+        case.stays(lambda: len(begun()) == 1, "one effect of a session at a time", "CKPT-EFFECT-019")
         effect.release()
+    case.accepted(other.result(), "the effect that came after it")
     case.accepted(third.result(), "the third try", "CKPT-EFFECT-005")
-    happened = len(case.world.calls("probe", rollout_id=rollout.rollout_id))
-    case.equal(1, happened, "calls that reached the outside", "CKPT-EFFECT-005")
+    requests = [call.request_id for call in begun()]
+    case.equal(
+        1,
+        requests.count(names.request_id(rollout.rollout_id, 9, 1)),
+        "calls that reached the outside",
+        "CKPT-EFFECT-005",
+    )
 
 
 @check(
@@ -101,6 +115,9 @@ def an_effect_survives_an_impatient_client(case: Case) -> None:
     "CKPT-EFFECT-010",
     "CKPT-EFFECT-011",
     "CKPT-CONF-038",
+    "CKPT-CONF-053",
+    "CKPT-ID-011",
+    "CKPT-ID-016",
     "CKPT-ENV-011",
     profile="turn-recovery",
     features=COMMON,
@@ -109,19 +126,31 @@ def an_effect_survives_an_impatient_client(case: Case) -> None:
 def effects_are_refused_for_what_they_name(case: Case) -> None:
     """A fenced attempt is `stale_attempt`; an unknown session, or another `effects_done`, is `session_lost`."""
     rollout = case.start_at(1, attempt=3)
-    case.refused(probe(case, rollout, 1, attempt=2), "stale_attempt", "a lower attempt", "CKPT-EFFECT-008")
+    lower = probe(case, rollout, 1, attempt=2, effects_done=99)
+    case.refused(lower, "stale_attempt", "a lower attempt, before all else", "CKPT-EFFECT-008", "CKPT-EFFECT-007")
     unknown = Rollout(case.new_id("nobody"), 0, {}, DEFAULT_SCRIPT)
-    case.refused(probe(case, unknown, 1), "session_lost", "a rollout without a session", "CKPT-EFFECT-010")
+    case.refused(
+        probe(case, unknown, 1), "session_lost", "a rollout without a session", "CKPT-EFFECT-010", "CKPT-CONF-038"
+    )
     case.refused(probe(case, unknown, 1), "session_lost", "an effect opens no session", "CKPT-ENV-011")
     other = probe(case, rollout, 1, effects_done=7)
     case.refused(other, "session_lost", "another effects_done", "CKPT-EFFECT-011")
-    case.accepted(probe(case, rollout, 1, effects_done=1), "the recorded number of effects", "CKPT-EFFECT-011")
+    fits = probe(case, rollout, 1, effects_done=1)
+    # The agent's own effect of turn 1 was counted for this rollout, and told its number: bindings work.
+    case.accepted(fits, "the recorded number of effects", "CKPT-EFFECT-011", "CKPT-ID-011", "CKPT-ID-016")
+    foreign = names.request_id(unknown.rollout_id, 9, 2)
+    reply = case.sessions.probe(rollout.rollout_id, 3, 9, foreign, "add", {"n": 1})
+    case.refused(reply, "invalid_request", "a foreign request id", "CKPT-CONF-053")
 
 
 @check(
     "CKPT-EFFECT-009",
     "CKPT-EFFECT-012",
     "CKPT-EFFECT-013",
+    "CKPT-EFFECT-014",
+    "CKPT-EFFECT-015",
+    "CKPT-CONF-037",
+    "CKPT-GATE-009",
     profile="turn-recovery",
     features=COMMON,
     budget="quick",
@@ -130,7 +159,9 @@ def a_closed_gate_answers_repeats_and_holds_the_rest(case: Case) -> None:
     """While prepared a repeat is answered; a new effect is held, or refused with `admission_closed`."""
     rollout = case.start_at(0)
     first = case.accepted(probe(case, rollout, 1), "an effect")
-    open_id = prepared_at(case, case.sessions)
+    open_id = case.controller.next_id()
+    reply = case.accepted(case.controller.prepare(case.sessions, open_id), "prepare right after the probe")
+    case.equal(True, reply["ready"], "its turn is closed", "CKPT-CONF-037")
     again = case.accepted(probe(case, rollout, 1), "a repeat at the closed gate", "CKPT-EFFECT-009")
     case.equal(first["observation"], again["observation"], "the recorded reply", "CKPT-EFFECT-009")
     case.step("probe a new effect in the background")
@@ -138,8 +169,8 @@ def a_closed_gate_answers_repeats_and_holds_the_rest(case: Case) -> None:
     case.stays(lambda: not (held.done() and held.result().ok), "it does not run", "CKPT-GATE-009")
     case.accepted(case.controller.abort(case.sessions, open_id), "abort")
     reply = held.result()
-    if not reply.ok:
-        case.refused(reply, "admission_closed", "an effect that is not held", "CKPT-EFFECT-014")
+    if not reply.ok:  # a recommendation that this participant does not follow: CKPT-EFFECT-012
+        case.refused(reply, "admission_closed", "an effect that is not held", "CKPT-EFFECT-014", "CKPT-EFFECT-013")
         case.true("retry-after" in reply.headers, "Retry-After is there", "CKPT-EFFECT-015", got=dict(reply.headers))
 
 
@@ -149,9 +180,10 @@ def a_closed_gate_answers_repeats_and_holds_the_rest(case: Case) -> None:
     "CKPT-ENV-015",
     "CKPT-ENV-016",
     "CKPT-ENV-017",
+    "CKPT-ENV-025",
     "CKPT-STATUS-017",
     "CKPT-CONF-022",
-    "CKPT-EFFECT-016",
+    "CKPT-EFFECT-018",
     profile="turn-recovery",
     features=COMMON,
     world=True,
@@ -164,15 +196,20 @@ def a_broken_effect_leaves_its_rollout_uncertain(case: Case) -> None:
     case.world.fail("breaks", rollout_id=rollout_id)
     rollout = case.start(FAILING, rollout_id=rollout_id)
     case.step("the outside fails the second effect of turn 2")
-    row = case.until_state(rollout, "restart", requirements=("CKPT-ENV-013",))
+    row = case.until_state(rollout, "restart", requirements=("CKPT-ENV-013", "CKPT-CONF-022"))
     case.equal(1, row["turns_done"], "the turn did not reach its boundary", "CKPT-ENV-013")
     case.true(case.agent.status()["counts"]["restart"] >= 1, "it is counted", "CKPT-STATUS-017")
-    cut = take_cut(case)
+    case.refused(probe(case, rollout, 1), "internal", "a further effect", "CKPT-EFFECT-018")
+    open_id = case.controller.next_id()
+    for p in case.gym.participants:
+        ready = case.accepted(case.controller.prepare(p, open_id), "prepare")["ready"]
+        case.equal(True, ready, "an uncertain rollout does not block", "CKPT-ENV-014")
+    cut = take_cut(case, checkpoint_id=open_id)
     saved = cut.row(case, rollout_id)
     case.equal(("restart", "uncertain"), (saved["state"], saved.get("reason")), "the index", "CKPT-ENV-015")
     calls = len(case.world.calls("breaks", rollout_id=rollout_id))
     case.equal(1, calls, "the effect ran once", "CKPT-ENV-017")
-    case.equal(0, case.witness.asked(rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
+    case.equal(0, case.witness.asked(rollout_id, 3), "the policy was not asked on", "CKPT-ENV-025")
     outcome = case.accepted(case.controller.retire(case.agent, {rollout_id: 0}), "retire")["outcomes"][0]
     case.equal("retired", outcome["outcome"], "retire frees it", "CKPT-ENV-016")
     second = case.start(FAILING, rollout_id=rollout_id, attempt=1)
@@ -196,10 +233,19 @@ def no_refusal_reaches_the_policy(case: Case) -> None:
     case.witness.wait_completed(rollout.rollout_id, 2)
     case.stays(lambda: case.row(rollout)["turns_done"] == 1, "the turn waits", "CKPT-GATE-013")
     case.accepted(case.controller.abort(case.sessions, open_id), "abort")
-    case.equal(expected, case.body(rollout), "the same body", "CKPT-EFFECT-016")
+    case.equal(expected, case.body(rollout, "CKPT-GATE-008"), "the same body", "CKPT-EFFECT-016", "CKPT-GATE-008")
 
 
-@check("CKPT-ENV-012", "CKPT-CONF-040", "CKPT-EFFECT-016", profile="turn-recovery", features=COMMON, budget="quick")
+@check(
+    "CKPT-ENV-012",
+    "CKPT-ENV-029",
+    "CKPT-CONF-040",
+    "CKPT-CONF-051",
+    "CKPT-EFFECT-016",
+    profile="turn-recovery",
+    features=COMMON,
+    budget="quick",
+)
 def a_lost_session_ends_its_rollout(case: Case) -> None:
     """N7, N8: the session holds another effect than the agent knows: `session_lost`; the policy sees nothing of it."""
     rollout = case.start_at(1)
@@ -207,11 +253,20 @@ def a_lost_session_ends_its_rollout(case: Case) -> None:
     case.accepted(probe(case, rollout, 1), "an effect of the probe", "CKPT-CONF-040")
     case.release(rollout)
     failure = case.failure(rollout, "CKPT-ENV-012")
-    case.equal(("session_lost", False), (failure["kind"], failure["terminal"]), "the failure", "CKPT-ENV-012")
+    case.equal("session_lost", failure["kind"], "the kind", "CKPT-ENV-012", "CKPT-CONF-051")
+    case.equal(False, failure["terminal"], "a next attempt may succeed", "CKPT-ENV-029")
     case.equal(0, case.witness.asked(rollout.rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
 
 
-@check("CKPT-FENCE-012", "CKPT-FENCE-013", "CKPT-EFFECT-016", profile="checkpoint", features=COMMON, budget="quick")
+@check(
+    "CKPT-FENCE-012",
+    "CKPT-FENCE-013",
+    "CKPT-FENCE-014",
+    "CKPT-EFFECT-016",
+    profile="checkpoint",
+    features=COMMON,
+    budget="quick",
+)
 def a_stale_call_ends_its_rollout_without_a_result(case: Case) -> None:
     """C10, N7: the sessions are reset under a live rollout: its next effect is stale, it ends without a result."""
     if case.sessions is case.agent:
@@ -223,8 +278,10 @@ def a_stale_call_ends_its_rollout_without_a_result(case: Case) -> None:
     case.witness.wait_completed(rollout.rollout_id, 2)
     case.until(lambda: case.agent.status()["counts"]["live"] == 0, "it ends at once", "CKPT-FENCE-012")
     case.true(rollout.rollout_id not in case.agent.results(), "without a result", "CKPT-FENCE-012")
+    case.equal("stale_attempt", case.outcome(rollout.item)["outcome"], "its attempt is fenced", "CKPT-FENCE-014")
     case.equal(0, case.witness.asked(rollout.rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
-    prepared_at(case, case.agent)
+    reply = case.accepted(case.controller.prepare(case.agent, case.controller.next_id()), "prepare")
+    case.equal(True, reply["ready"], "it blocks nothing", "CKPT-FENCE-013")
 
 
 @check("CKPT-ENV-001", "CKPT-ENV-002", profile="checkpoint", features=COMMON, storage=True, budget=("quick", "demo"))
@@ -241,7 +298,7 @@ def each_continuation_has_its_index_state(case: Case) -> None:
             case.equal(("turn", turns), (row["state"], row["turns_done"]), "continues", "CKPT-ENV-002")
 
 
-@check("CKPT-GATE-019", "CKPT-GATE-024", "CKPT-GATE-018", features=COMMON, budget=("quick", "demo"))
+@check("CKPT-GATE-019", "CKPT-GATE-024", features=COMMON, budget=("quick", "demo"))
 def a_policy_that_is_away_is_asked_again(case: Case) -> None:
     """429, 503 and a cut connection: the agent repeats the call, the turn keeps its number, the rollout succeeds."""
     rollout_id = case.new_id()
@@ -271,13 +328,14 @@ def a_policy_that_stays_away_ends_the_rollout(case: Case) -> None:
     case.equal(False, failure["terminal"], "a next attempt may succeed", "CKPT-GATE-021")
 
 
-@check("CKPT-ROLL-037", features=COMMON, budget="default")
+@check("CKPT-ROLL-037", "CKPT-ROLL-064", features=COMMON, budget="default")
 def a_spent_budget_ends_the_rollout(case: Case) -> None:
     """A rollout whose `episode_ms` is used up ends with the non-terminal failure `episode_timeout`."""
     rollout = case.start_at(1, episode_ms=300)
     case.step("keep the policy thinking until the budget is spent")
     failure = case.failure(rollout, "CKPT-ROLL-037")
-    case.equal(("episode_timeout", False), (failure["kind"], failure["terminal"]), "the failure", "CKPT-ROLL-037")
+    case.equal("episode_timeout", failure["kind"], "the kind", "CKPT-ROLL-037")
+    case.equal(False, failure["terminal"], "a next attempt may succeed", "CKPT-ROLL-064")
 
 
 @check("CKPT-ID-014", features=COMMON, world=True, budget="quick")
@@ -291,7 +349,7 @@ def effects_have_request_ids(case: Case) -> None:
     case.equal(expected, found, "tag, turn and request id of each effect", "CKPT-ID-014")
 
 
-@check("CKPT-CONF-033", "CKPT-SEC-001", features=COMMON)
+@check("CKPT-CONF-033", features=COMMON)
 def the_probe_is_on_the_data_plane(case: Case) -> None:
     """The probe takes the data-plane token alone."""
     tokens = case.wire.tokens
@@ -326,11 +384,92 @@ def a_probe_whose_handler_raised_is_internal(case: Case) -> None:
         case.until_state(rollout, "restart", requirements=("CKPT-ENV-013",))
 
 
-@check("CKPT-FEED-002", "CKPT-REPEAT-014", profile="turn-recovery", features=COMMON, world=True)
+@check("CKPT-EFFECT-001", "CKPT-EFFECT-017", profile="turn-recovery", features=COMMON, world=True)
 def a_lost_reply_of_an_effect_is_repeated(case: Case) -> None:
     """C32: the reply of an effect is lost; sent again, it is answered as before and happened once."""
     rollout = case.start_at(0)
     with contextlib.suppress(Lost):
         probe(case, rollout, 1, "world", fault=Fault.lost_reply())
     case.accepted(probe(case, rollout, 1, "world"), "the same effect again", "CKPT-EFFECT-001")
-    case.equal(1, len(case.world.calls("probe", rollout_id=rollout.rollout_id)), "calls outside", "CKPT-EFFECT-001")
+    case.equal(1, len(case.world.calls("probe", rollout_id=rollout.rollout_id)), "calls outside", "CKPT-EFFECT-017")
+
+
+@check("CKPT-GATE-018", features=COMMON)
+def a_policy_that_is_away_costs_no_budget(case: Case) -> None:
+    """C28: while the policy answers 503 the rollout's budget does not run."""
+    limit = case.agent.limit("policy_retry_ms")
+    if limit < 1200:
+        raise NotOffered(f"policy_retry_ms is {limit} ms")
+    rollout_id = case.new_id()
+    case.witness.answer(503, rollout_id, 2, times=10_000)
+    rollout = case.start(rollout_id=rollout_id, episode_ms=900)
+    case.witness.wait_asked(rollout_id, 2)
+    case.step("the policy is away for 1.1 s, longer than the whole budget")
+    case.patience.pause(1.1)
+    case.witness.forget(rollout_id)
+    case.witness.script(rollout_id, DEFAULT_SCRIPT)
+    case.body(rollout, "CKPT-GATE-018")
+
+
+@check("CKPT-ROLL-065", features=COMMON)
+def a_retry_goes_to_the_policy_that_the_rollout_then_has(case: Case) -> None:
+    """N18: the old policy is unreachable; a repeated start moves the retries of the call under way elsewhere."""
+    dead, alive = f"{case.prefix}dead", f"{case.prefix}alive"
+    policy = case.witness.policy(dead)
+    case.witness.refuse(dead)
+    rollout = case.start(policy=policy)
+    outcome = case.outcome(rollout.item, policy=case.witness.policy(alive))
+    case.equal("already_started", outcome["outcome"], "the repeated start")
+    case.body(rollout, "CKPT-ROLL-065")
+
+
+@check("CKPT-ENV-032", profile="turn-recovery", features=COMMON)
+def an_end_with_differing_effects_is_a_lost_session(case: Case) -> None:
+    """The session holds an effect that the agent does not know, and the policy ends: `session_lost`, not verified."""
+    rollout = case.start_at(1, script(add(1), "done"))
+    case.accepted(probe(case, rollout, 1), "an effect of the probe")
+    case.release(rollout)
+    failure = case.failure(rollout, "CKPT-ENV-032")
+    case.equal("session_lost", failure["kind"], "the kind", "CKPT-ENV-032")
+
+
+@check("CKPT-EFFECT-020", profile="turn-recovery", features=COMMON, world=True)
+def a_new_attempt_runs_its_own_effects(case: Case) -> None:
+    """A rollout that starts again at turn 1 gets no reply that was recorded for its lower attempt."""
+    written = script([world("each")], "done")
+    first = case.start_at(1, written)
+    case.controller.retire(case.agent, {first.rollout_id: 0})
+    for p in case.gym.participants:
+        case.controller.retire(p, {first.rollout_id: 0})
+    case.release(first)
+    second = case.start(written, rollout_id=first.rollout_id, attempt=1)
+    case.body(second, "CKPT-EFFECT-020")
+    attempts = [call.attempt for call in case.world.calls("each", rollout_id=first.rollout_id)]
+    case.equal([0, 1], attempts, "effects by attempt", "CKPT-EFFECT-020")
+
+
+@check("CKPT-CONF-020", features=COMMON, world=True)
+def a_slow_effect_is_waited_for(case: Case) -> None:
+    """An answer of the world that takes 3 s is still taken."""
+    rollout_id = case.new_id()
+    with case.world.hold("slow", rollout_id=rollout_id) as effect:
+        rollout = case.start(script([world("slow")], "done"), rollout_id=rollout_id)
+        effect.wait_begun()
+        case.step("let the effect take 3 s")
+        case.patience.pause(3.0)
+        effect.release()
+    body = case.body(rollout, "CKPT-CONF-020")
+    case.equal(1, body["final"]["effects"], "it was taken", "CKPT-CONF-020")
+
+
+@check("CKPT-FENCE-002", profile="checkpoint", features=COMMON)
+def a_ledger_owner_refuses_fenced_attempts(case: Case) -> None:
+    """An attempt that is retired at the owner of the ledger gets no policy call through; its rollout ends."""
+    p = case.gym.owner("ledger")
+    if p is None or p.owns("rollouts"):
+        raise NotOffered("no participant owns a ledger without owning rollouts")
+    rollout = case.start_at(0)
+    case.accepted(case.controller.retire(p, {rollout.rollout_id: 0}), "retire at the ledger owner")
+    case.release(rollout)
+    case.until(lambda: case.agent.status()["counts"]["live"] == 0, "its calls are stale: it ends", "CKPT-FENCE-002")
+    case.equal(0, case.witness.completed(rollout.rollout_id, 2), "no further policy call", "CKPT-FENCE-002")

@@ -20,15 +20,30 @@ COMMON = ("conformance",)
 BIG_S = 20.0
 
 
-@check("CKPT-ERR-001", "CKPT-ERR-004", "CKPT-ERR-006", each="participant", budget=("quick", "demo"))
+@check(
+    "CKPT-ERR-001",
+    "CKPT-ERR-004",
+    "CKPT-ERR-006",
+    "CKPT-ERR-036",
+    "CKPT-ERR-037",
+    each="participant",
+    budget=("quick", "demo"),
+)
 def malformed_bodies_are_refused(case: Case) -> None:
     """No JSON, another type, an unknown field, a missing one, a value out of bounds: all `invalid_request`."""
     good = retiring(case.new_id(), 0)
     url = case.p.url + names.PREFIX + "/retire"
     headers = {**case.controller.headers(case.p), "Content-Type": "application/json"}
-    for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"rollouts": NaN}'):
-        reply = case.wire.raw("POST", url, headers=headers, content=content)
-        case.refused(reply, "invalid_request", f"the body {content!r}", "CKPT-ERR-006")
+    numbers = [b'{"rollouts": [], "timeout_ms": %s}' % word for word in (b"NaN", b"Infinity", b"-Infinity")]
+    lone = b'{"rollouts": [{"rollout_id": "a\\ud800", "through_attempt": 0}], "timeout_ms": 1}'
+    for key, contents in (
+        ("CKPT-ERR-006", [b"", b"{", b"[]", b"null", b"\xff\xfe"]),
+        ("CKPT-ERR-037", numbers),
+        ("CKPT-ERR-036", [lone]),
+    ):
+        for content in contents:
+            reply = case.wire.raw("POST", url, headers=headers, content=content)
+            case.refused(reply, "invalid_request", f"the body {content!r}", key)
     wrong: list[tuple[str, Json]] = [
         ("CKPT-ERR-001", {**good, "more": 1}),
         ("CKPT-ERR-001", {**good, "rollouts": [{**good["rollouts"][0], "more": 1}]}),  # type: ignore[index]  # a list
@@ -72,7 +87,7 @@ def refusals_have_an_order(case: Case) -> None:
     case.refused(reply, "unsupported_media_type", "media type before JSON and headers", "CKPT-ORDER-002")
 
 
-@check("CKPT-TIME-010", "CKPT-INV-005", each="rollouts")
+@check("CKPT-TIME-010", "CKPT-INV-005", "CKPT-TIME-014", each="rollouts")
 def waits_are_bounded(case: Case) -> None:
     """A `wait_ms` above `max_wait_ms` counts as that; the reply comes."""
     limit = case.agent.limit("max_wait_ms")
@@ -82,10 +97,22 @@ def waits_are_bounded(case: Case) -> None:
     started = time.monotonic()
     case.accepted(case.agent.get_results(after=after, wait_ms=86_400_000), "a day's wait", "CKPT-TIME-010")
     took = (time.monotonic() - started) * 1000
-    case.true(took < limit + 3000, "it ends with max_wait_ms", "CKPT-TIME-010", got=f"{took:.0f} ms")
+    case.true(took < limit + 3000, "it ends with max_wait_ms", "CKPT-TIME-010", "CKPT-INV-005", got=f"{took:.0f} ms")
+    started = time.monotonic()
+    case.accepted(case.agent.get_results(after=after, wait_ms=400), "400 ms", "CKPT-TIME-014")
+    took = (time.monotonic() - started) * 1000
+    case.true(380 < took < 2500, "it runs from the arrival of the call", "CKPT-TIME-014", got=f"{took:.0f} ms")
 
 
-@check("CKPT-TIME-007", "CKPT-TIME-008", "CKPT-TIME-009", "CKPT-RETIRE-010", features=COMMON, world=True)
+@check(
+    "CKPT-TIME-007",
+    "CKPT-TIME-008",
+    "CKPT-TIME-009",
+    "CKPT-TIME-013",
+    "CKPT-RETIRE-010",
+    features=COMMON,
+    world=True,
+)
 def a_retire_that_cannot_wait_goes_on(case: Case) -> None:
     """A retire whose limit ends while an effect runs says `pending` or `continues`; repeated, it joins and ends."""
     rollout_id = case.new_id()
@@ -98,7 +125,7 @@ def a_retire_that_cannot_wait_goes_on(case: Case) -> None:
             case.true(outcome in ("pending", "retired"), "the outcome", "CKPT-RETIRE-010", got=outcome)
         else:
             case.refused(reply, "deadline_exceeded", "the limit ended", "CKPT-TIME-007")
-            case.equal(True, reply.json.get("continues"), "the work goes on", "CKPT-TIME-007")
+            case.equal(True, reply.json.get("continues"), "the work goes on", "CKPT-TIME-013")
         effect.release()
     case.until_state(rollout, "retired", requirements=("CKPT-TIME-008",))
     again = case.accepted(case.controller.retire(case.agent, {rollout_id: 0}), "the repeat", "CKPT-TIME-009")
@@ -126,7 +153,13 @@ def targets_outside_the_roots_are_refused(case: Case) -> None:
 
 
 @check(
-    "CKPT-COMMIT-040", "CKPT-COMMIT-039", "CKPT-REPEAT-016", profile="checkpoint", each="participant", shared_dir=True
+    "CKPT-COMMIT-040",
+    "CKPT-COMMIT-039",
+    "CKPT-ERR-030",
+    "CKPT-REPEAT-016",
+    profile="checkpoint",
+    each="participant",
+    shared_dir=True,
 )
 def a_target_that_holds_something_is_refused(case: Case) -> None:
     """C23: a target directory that is not empty: `target_exists`, left as it was, the phase stays prepared."""
@@ -135,15 +168,18 @@ def a_target_that_holds_something_is_refused(case: Case) -> None:
     case.accepted(c.prepare(p, open_id), "prepare")
     target, directory = target_for(case, p, open_id)
     (directory / "stranger").write_bytes(b"x")
-    case.refused(c.commit(p, open_id, target), "target_exists", "a stranger's file", "CKPT-COMMIT-040")
+    case.refused(c.commit(p, open_id, target), "target_exists", "a stranger's file", "CKPT-ERR-030")
     found = [path.name for path in directory.iterdir()]
     case.equal(["stranger"], found, "the directory is as it was", "CKPT-COMMIT-040")
+    missing = {"scheme": "file", "path": str(directory / "missing")}
+    case.refused(c.commit(p, open_id, missing), "forbidden_target", "a directory that is not there", "CKPT-COMMIT-039")
+    case.true(not (directory / "missing").exists(), "it is not created", "CKPT-COMMIT-039", got="it is there")
     case.equal("prepared", p.status()["phase"], "the phase", "CKPT-REPEAT-016")
     (directory / "stranger").unlink()
     case.accepted(c.commit(p, open_id, target), "the same commit, once it is empty")
 
 
-@check("CKPT-ORDER-002", each="participant")
+@check("CKPT-ROLL-052", "CKPT-ROLL-053", each="participant")
 def bodies_have_a_limit(case: Case) -> None:
     """C71: a body of one byte above `max_body_bytes`, with a length or chunked, is `payload_too_large`."""
     limit = case.p.limit("max_body_bytes")
@@ -154,7 +190,7 @@ def bodies_have_a_limit(case: Case) -> None:
     start, end = b'{"rollouts":[],"timeout_ms":1', b"}"
     fits = start + b" " * (limit - len(start) - len(end)) + end
     reply = case.wire.raw("POST", url, headers=headers, content=fits, within_s=BIG_S)
-    case.accepted(reply, "a body of exactly the limit", "CKPT-ORDER-002")
+    case.accepted(reply, "a body of exactly the limit", "CKPT-ROLL-053")
     large = start + b" " * (limit + 1 - len(start) - len(end)) + end
 
     def chunks() -> Iterator[bytes]:
@@ -167,4 +203,4 @@ def bodies_have_a_limit(case: Case) -> None:
         except LostReply:
             # A server may close the connection on an oversized body before the client has sent all of it.
             continue
-        case.refused(reply, "payload_too_large", f"one byte more, {what}", "CKPT-ORDER-002")
+        case.refused(reply, "payload_too_large", f"one byte more, {what}", "CKPT-ROLL-052")

@@ -74,9 +74,9 @@ def a_snapshot_from_prepare_to_resume(case: Case) -> None:
     case.equal(("prepared", "closed", open_id, False), _where(status), "prepared", "CKPT-PREP-001", "CKPT-STATUS-010")
     case.equal(open_id, status["checkpoint_id"], "the open id", "CKPT-STATUS-003")
     again = case.accepted(c.prepare(p, open_id), "prepare again", "CKPT-PREP-003")
-    got = (again["phase"], again["ready"], again["blocker_count"], again["progress"])
+    said = (again["phase"], again["ready"], again["blocker_count"], again["progress"])
     keys = ("CKPT-PHASE-016", "CKPT-PREP-004", "CKPT-PREP-007", "CKPT-PREP-013")
-    case.equal(("prepared", True, 0, progress), got, "what prepare says", *keys)
+    case.equal(("prepared", True, 0, progress), said, "what prepare says", *keys)
     left = again["lease_remaining_ms"]
     case.true(LEASE_MS - 3000 < left <= LEASE_MS, "the lease that is left", "CKPT-PREP-016", got=left)
     case.true(status["lease_remaining_ms"], "a lease runs", "CKPT-LEASE-001", got=status["lease_remaining_ms"])
@@ -93,8 +93,8 @@ def a_snapshot_from_prepare_to_resume(case: Case) -> None:
     case.equal("committed", p.status()["phase"], "a reply changes nothing", "CKPT-PHASE-003")
     case.step(f"resume {open_id}")
     resumed = case.accepted(c.resume(p, open_id), "resume is accepted in committed", "CKPT-RESUME-001")
-    got = (resumed["phase"], resumed["ended_as"])
-    case.equal(("idle", "committed"), got, "it ended", "CKPT-RESUME-005", "CKPT-RESUME-009")
+    ended = (resumed["phase"], resumed["ended_as"])
+    case.equal(("idle", "committed"), ended, "it ended", "CKPT-RESUME-005", "CKPT-RESUME-009")
     passed = (time.monotonic() - begun) * 1000
     paused = [first["pause_ms"], resumed["pause_ms"], p.status()["last"]["pause_ms"]]
     grows = 0 <= paused[0] <= paused[1] <= passed + 1 and paused[1] == paused[2]
@@ -174,7 +174,7 @@ def commit_while_preparing(case: Case) -> None:
             target, _ = target_for(case, p, open_id)
             with case.unchanged(at=[p]):
                 refused = case.refused(
-                    case.controller.commit(p, open_id, target), "not_ready", "commit while preparing"
+                    case.controller.commit(p, open_id, target), "not_ready", "while preparing", "CKPT-COMMIT-003"
                 )
                 _blocker(case, refused.json.get("blockers", []), rollout.key, "effect", "CKPT-ERR-022")
             case.step("release the effect")

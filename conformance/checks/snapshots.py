@@ -7,8 +7,21 @@ import json
 from pathlib import Path
 
 from conformance.case import DEFAULT_SCRIPT, Case, Rollout
+from conformance.checks.results import schema_faults
 from conformance.controller import Json
-from conformance.cuts import Cut, plan, prepare_everywhere, reset, restore_at, restore_cut, resume_everywhere, take_cut
+from conformance.cuts import (
+    Cut,
+    Part,
+    commit_everywhere,
+    plan,
+    prepare_everywhere,
+    read_part,
+    reset,
+    restore_at,
+    restore_cut,
+    resume_everywhere,
+    take_cut,
+)
 from conformance.registry import check
 from conformance.script import add, grow, refuse, script, world
 from conformance.wire import Reply
@@ -49,8 +62,8 @@ def interrupt(case: Case, rollout: Rollout, cut: Cut, **kwargs: object) -> None:
     "CKPT-RESTORE-034",
     "CKPT-RESTORE-043",
     "CKPT-RESTORE-036",
-    "CKPT-RESULT-009",
-    "CKPT-ID-015",
+    "CKPT-ENV-028",
+    "CKPT-COMMIT-004",
     profile="turn-recovery",
     features=COMMON,
     world=True,
@@ -64,7 +77,8 @@ def acid_test_in_the_living_server(case: Case) -> None:
     cut = take_cut(case)
     case.equal(2, cut.row(case, rollout.rollout_id)["turns_done"], "the cut holds two turns", "CKPT-COMMIT-004")
     interrupt(case, rollout, cut)
-    case.equal(expected, case.body(rollout), "interrupted = uninterrupted", "CKPT-ENV-006")
+    body = case.body(rollout, "CKPT-RESTORE-036")  # the saved policy: no other was given
+    case.equal(expected, body, "interrupted = uninterrupted", "CKPT-ENV-006", "CKPT-ENV-028", "CKPT-RESTORE-043")
     judge_kept_turns(case, rollout, 2)
     calls = case.witness.generations(rollout.rollout_id, attempt=1)
     turns = [call.turn for call in calls]
@@ -73,9 +87,10 @@ def acid_test_in_the_living_server(case: Case) -> None:
 
 @check(
     "CKPT-ENV-006",
+    "CKPT-ENV-026",
     "CKPT-INV-002",
-    "CKPT-RESTORE-044",
-    "CKPT-EFFECT-006",
+    "CKPT-RESTORE-020",
+    "CKPT-RESTORE-034",
     profile="turn-recovery",
     features=COMMON,
     world=True,
@@ -96,13 +111,14 @@ def acid_test_through_two_cycles(case: Case) -> None:
     hold.release()
     case.witness.wait_asked(rollout.rollout_id, 5)
     restore_cut(case, second)
-    case.equal(expected, case.body(rollout), "interrupted twice = uninterrupted", "CKPT-ENV-006")
+    case.equal(expected, case.body(rollout), "interrupted twice = uninterrupted", "CKPT-ENV-006", "CKPT-ENV-026")
     judge_kept_turns(case, rollout, 1, again=2)
     case.equal(2, rollout.attempt, "it went on as attempt 2", "CKPT-RESTORE-034")
 
 
 @check(
     "CKPT-ENV-006",
+    "CKPT-ENV-027",
     "CKPT-RESTORE-044",
     "CKPT-INV-002",
     "CKPT-COMMIT-043",
@@ -118,11 +134,16 @@ def acid_test_twice_from_one_snapshot(case: Case) -> None:
     rollout = case.start_at(3, LONG)
     cut = take_cut(case)
     hold = case.witness.hold(rollout.rollout_id, 6, attempt=1)
+    part = cut.parts[case.agent.name]
     interrupt(case, rollout, cut)
     hold.wait_asked()
+    for row in part.manifest_json()["files"]:
+        content = (part.directory / row["name"]).read_bytes()
+        case.equal(row["digest"], names.bytes_digest(content), f"{row['name']} is untouched", "CKPT-COMMIT-043")
     restore_cut(case, cut)
     hold.release()
-    case.equal(expected, case.body(rollout), "restored twice = uninterrupted", "CKPT-ENV-006", "CKPT-RESTORE-044")
+    body = case.body(rollout, "CKPT-RESTORE-044")
+    case.equal(expected, body, "restored twice = uninterrupted", "CKPT-ENV-006", "CKPT-ENV-027")
     judge_kept_turns(case, rollout, 3, again=2)
 
 
@@ -150,7 +171,7 @@ def a_restore_moves_to_another_policy(case: Case) -> None:
     case.true(case.witness.generations(rollout.rollout_id, address=address), "the new one", "CKPT-RESTORE-035")
 
 
-@check("CKPT-ROLL-033", features=COMMON, budget="quick")
+@check("CKPT-ROLL-033", "CKPT-ROLL-020", features=COMMON, budget="quick")
 def a_repeated_start_moves_to_another_policy(case: Case) -> None:
     """N18: the start of a live rollout is repeated with another policy: its next call goes there."""
     rollout = case.start_at(1)
@@ -166,6 +187,7 @@ def a_repeated_start_moves_to_another_policy(case: Case) -> None:
 @check(
     "CKPT-ENV-006",
     "CKPT-COMMIT-005",
+    "CKPT-INV-002",
     profile="turn-recovery",
     features=COMMON,
     world=True,
@@ -211,6 +233,16 @@ def a_turn_that_was_open_is_in_the_cut_whole(case: Case) -> None:
     "CKPT-COMMIT-020",
     "CKPT-COMMIT-021",
     "CKPT-COMMIT-022",
+    "CKPT-DIR-024",
+    "CKPT-DIR-025",
+    "CKPT-DIR-026",
+    "CKPT-DIR-027",
+    "CKPT-DIR-028",
+    "CKPT-DIR-029",
+    "CKPT-DIR-031",
+    "CKPT-DIR-032",
+    "CKPT-DIR-035",
+    "CKPT-CONF-049",
     "CKPT-FEED-017",
     "CKPT-RESTORE-052",
     profile="checkpoint",
@@ -225,14 +257,21 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
     done, entry = case.finished()
     checkpoint_id = case.controller.next_id()
     prepare_everywhere(case, checkpoint_id)
-    cut = take_cut(case, checkpoint_id=checkpoint_id)
+    done_by = commit_everywhere(case, checkpoint_id)
+    replies = {name: reply for name, (_, _, reply) in done_by.items()}
+    parts = {p.name: read_part(case, p, checkpoint_id, *done_by[p.name]) for p in case.gym.participants}
+    cut = Cut(checkpoint_id, parts, {})
+    resume_everywhere(case, checkpoint_id)
     for p in case.gym.participants:
         part = cut.parts[p.name]
         manifest = part.manifest_json()
-        got = (manifest["run_id"], manifest["checkpoint_id"], manifest["participant"])
-        case.equal(("conformance", checkpoint_id, p.name), got, "the manifest names its cut", "CKPT-DIR-005")
+        case.equal([], schema_faults(case, "participant-manifest", manifest), "what does not fit", "CKPT-DIR-035")
+        case.equal("conformance", manifest["run_id"], "the run of prepare", "CKPT-DIR-005")
+        case.equal(checkpoint_id, manifest["checkpoint_id"], "the checkpoint", "CKPT-DIR-026")
+        case.equal(p.name, manifest["participant"], "the participant", "CKPT-DIR-027")
         state = {key: p.capabilities["state_schema"][key] for key in ("id", "version")}
-        case.equal(state, manifest["state_schema"], "its state schema", "CKPT-DIR-005")
+        case.equal(state, manifest["state_schema"], "its state schema", "CKPT-DIR-028")
+        _counts_are_as_named(case, replies[p.name], part)
         _files_are_as_named(case, part.directory, manifest, part.manifest["name"])
         ids = list(part.rows)
         case.equal(sorted(ids, key=str.encode), ids, "the index is sorted by bytes", "CKPT-DIR-008")
@@ -241,17 +280,35 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
     turns = "turn" if "turn-recovery" in case.gym.profiles else "restart"
     for n, rollout in enumerate(live, 1):
         row = rows[rollout.rollout_id]
-        got_row = (row["state"], row["turns_done"], row["task_digest"], row["environment"])
         item = rollout.item
-        wanted = (turns, n, item["task_digest"], item["environment"])
-        case.equal(wanted, got_row, "a live row", "CKPT-DIR-011", "CKPT-DIR-013", "CKPT-DIR-017")
-        case.equal({"conformance": n + 1}, row["effects"], "its effects, the refused one too", "CKPT-DIR-014")
+        case.equal(turns, row["state"], "a live row", "CKPT-DIR-029")
+        case.equal(n, row["turns_done"], "its boundaries", "CKPT-DIR-013")
+        case.equal(item["task_digest"], row["task_digest"], "its task", "CKPT-DIR-017")
+        case.equal(item["environment"], row["environment"], "its environment", "CKPT-DIR-031")
+        case.equal(rollout.attempt, row["attempt"], "its attempt", "CKPT-DIR-032")
+        effects = {"conformance": n + 1}
+        case.equal(effects, row["effects"], "its effects, the refused one too", "CKPT-DIR-014", "CKPT-CONF-049")
         sessions = cut.parts[case.sessions.name].rows[rollout.rollout_id]
         case.equal(n, sessions["turns_done"], "the sessions agree", "CKPT-RESTORE-052")
         case.equal(row["effects"], sessions["effects"], "on the effects too", "CKPT-DIR-014", "CKPT-DIR-010")
     finished = rows[done.rollout_id]
-    shown = (finished["state"], finished.get("receipt"))
-    case.equal(("finished", entry["receipt"]), shown, "the unreleased result", "CKPT-DIR-015", "CKPT-FEED-017")
+    case.equal("finished", finished["state"], "the unreleased result", "CKPT-DIR-011", "CKPT-FEED-017")
+    case.equal(entry["receipt"], finished.get("receipt"), "its receipt", "CKPT-DIR-015")
+
+
+def _counts_are_as_named(case: Case, reply: Reply, part: Part) -> None:
+    """Judge what a durable commit says against the directory."""
+    raw = (part.directory / reply["manifest"]["name"]).read_bytes()
+    told = {"name": reply["manifest"]["name"], "digest": names.bytes_digest(raw), "bytes": len(raw)}
+    case.equal(told, reply["manifest"], "the manifest", "CKPT-COMMIT-017", "CKPT-COMMIT-016")
+    index = (part.directory / reply["index"]["name"]).read_bytes()
+    told = {"name": reply["index"]["name"], "digest": names.bytes_digest(index), "records": len(part.rows)}
+    case.equal(told, reply["index"], "the index", "CKPT-COMMIT-018")
+    sizes = [path.stat().st_size for path in part.directory.iterdir()]
+    case.equal(len(sizes), reply["counts"]["files"], "counts.files", "CKPT-COMMIT-021")
+    case.equal(sum(sizes), reply["counts"]["bytes"], "counts.bytes", "CKPT-COMMIT-022")
+    states = [row["state"] for row in part.rows.values()]
+    case.equal(states.count("turn"), reply["counts"]["turn"], "counts.turn", "CKPT-COMMIT-020")
 
 
 def _files_are_as_named(case: Case, directory: Path, manifest: Json, manifest_name: str) -> None:
@@ -260,15 +317,14 @@ def _files_are_as_named(case: Case, directory: Path, manifest: Json, manifest_na
     case.equal(set(named), set(there) - {manifest_name}, "the files that are there", "CKPT-DIR-003", "CKPT-DIR-006")
     for name, row in named.items():
         content = there[name].read_bytes()
-        got = (len(content), names.bytes_digest(content))
-        case.equal((row["bytes"], row["digest"]), got, f"size and digest of {name}", "CKPT-DIR-003")
+        case.equal(row["bytes"], len(content), f"the size of {name}", "CKPT-DIR-024")
+        case.equal(row["digest"], names.bytes_digest(content), f"the digest of {name}", "CKPT-DIR-025")
     index = named[manifest["index"]["name"]]
     lines = there[index["name"]].read_bytes().splitlines()
     case.equal(index["records"], len(lines), "records of the index", "CKPT-DIR-004")
     case.equal("rollouts.jsonl", index["name"], "the name of the index", "CKPT-DIR-007")
-    states = [json.loads(line)["state"] for line in lines]
-    counted = {state: states.count(state) for state in ("turn", "finished", "restart")}
-    case.equal(counted, manifest["counts"], "the counts of the manifest", "CKPT-COMMIT-020")
+    for line in lines:
+        case.equal([], schema_faults(case, "index-record", json.loads(line)), "a line of the index", "CKPT-DIR-007")
 
 
 @check("CKPT-SEC-014", profile="checkpoint", each="participant", shared_dir=True, budget="quick")
@@ -286,7 +342,9 @@ def snapshot_files_are_private(case: Case) -> None:
     "CKPT-RESTORE-022",
     "CKPT-RESTORE-042",
     "CKPT-RESTORE-038",
+    "CKPT-RESTORE-039",
     "CKPT-RESTORE-040",
+    "CKPT-RESTORE-054",
     "CKPT-FEED-004",
     "CKPT-FEED-006",
     "CKPT-STATUS-024",
@@ -314,14 +372,23 @@ def a_restore_installs_exactly_its_lists(case: Case) -> None:
     for p in case.gym.descending:
         reply = case.accepted(restore_at(case, p, cut, lists, checkpoint_id), f"{p.name} restores")
         rows, results = len(lists.rollouts[p.name]), int(p.owns("rollouts"))
-        case.equal(rows, reply["restored_count"] + len(reply["restarts"]), "what was made current", "CKPT-RESTORE-038")
+        restarts = {row["rollout_id"] for row in reply["restarts"]}
+        case.equal(
+            rows, reply["restored_count"] + len(restarts), "made current", "CKPT-RESTORE-038", "CKPT-RESTORE-039"
+        )
+        strangers = restarts - {row["rollout_id"] for row in lists.rollouts[p.name]}
+        case.equal(set(), strangers, "restarts that were not listed", "CKPT-RESTORE-040")
         case.equal(results, reply["results_count"], "the results kept", "CKPT-RESTORE-042")
     resume_everywhere(case, checkpoint_id)
     page = case.agent.get_results(after=cursor)
     case.true(page["feed"] != feed, "a new feed", "CKPT-FEED-004", got=feed)
     served = {row["receipt"]["rollout_id"]: row["receipt"] for row in page["results"]}
     wanted = {kept["receipt"]["rollout_id"]: kept["receipt"]}
-    case.equal(wanted, served, "the old cursor counts as none", "CKPT-FEED-006", "CKPT-FEED-016", "CKPT-RESTORE-023")
+    case.equal(wanted, served, "what is served", "CKPT-FEED-016", "CKPT-RESTORE-023", "CKPT-RESTORE-021")
+    whole = {row["receipt"]["rollout_id"] for row in case.agent.get_results()["results"]}
+    case.equal(whole, set(served), "the cursor of the old feed counts as none", "CKPT-FEED-006")
+    again = case.outcome(case.item(kept["receipt"]["rollout_id"]))
+    case.equal("already_finished", again["outcome"], "a start of the kept one", "CKPT-RESTORE-054")
     counts = case.agent.status()["counts"]
     got = (counts["admitted"], counts["live"], counts["finished_unreleased"])
     alive = len(lists.rollouts[case.agent.name])
@@ -347,7 +414,9 @@ def a_restore_installs_exactly_its_lists(case: Case) -> None:
     "CKPT-RESTORE-012",
     "CKPT-RESTORE-013",
     "CKPT-ERR-020",
-    "CKPT-RESTORE-010",
+    "CKPT-ERR-035",
+    "CKPT-RESTORE-055",
+    "CKPT-RESTORE-056",
     profile="turn-recovery",
     features=COMMON,
     storage=True,
@@ -387,6 +456,15 @@ def a_restore_that_disagrees_with_its_source_is_refused(case: Case) -> None:
     source = {**part.source(cut.checkpoint_id), "manifest_digest": names.bytes_digest(b"other")}
     reply = case.controller.restore(a, case.controller.next_id(), source)
     case.refused(reply, "checkpoint_corrupt", "another manifest digest", "CKPT-RESTORE-003")
+    source = part.source(cut.checkpoint_id)
+    reply = case.controller.restore(a, case.controller.next_id(), source, run_id="another-run")
+    case.refused(reply, "state_incompatible", "another run", "CKPT-ERR-035")
+    twice = [*listed(), *listed()]
+    reply = case.controller.restore(a, case.controller.next_id(), source, rollouts=twice)
+    case.refused(reply, "invalid_request", "one rollout with two entries", "CKPT-RESTORE-056")
+    same = listed(attempt=9, next_attempt=9)
+    reply = case.controller.restore(a, case.controller.next_id(), source, rollouts=same)
+    case.refused(reply, "stale_attempt", "a next_attempt that is not above the attempt", "CKPT-RESTORE-055")
     for found in (rollout, other):
         case.release(found)
         case.body(found, "CKPT-RESTORE-011")
@@ -405,7 +483,9 @@ def _as_before(case: Case, checkpoint_id: str, feed: str, rollouts: list[Rollout
 
 @check(
     "CKPT-RESTORE-002",
+    "CKPT-ERR-032",
     "CKPT-ERR-033",
+    "CKPT-RESTORE-005",
     "CKPT-RESTORE-011",
     "CKPT-DIR-020",
     profile="turn-recovery",
@@ -432,9 +512,13 @@ def damaged_files_are_refused_by_name(case: Case) -> None:
             case.step(f"{row['name']}: {what}")
             lists = plan(case, cut)
             reply = restore_at(case, a, cut, lists, case.controller.next_id())
-            case.refused(reply, "checkpoint_corrupt", f"{row['name']}: {what}", "CKPT-RESTORE-002")
+            case.refused(reply, "checkpoint_corrupt", f"{row['name']}: {what}", "CKPT-ERR-032", "CKPT-RESTORE-002")
             case.true(row["name"] in reply["detail"], "the file is named", "CKPT-ERR-033", got=reply["detail"])
-            case.equal("open", a.status()["gate"], "nothing is changed", "CKPT-RESTORE-011")
+            case.equal("open", a.status()["gate"], "nothing is changed", "CKPT-RESTORE-005", "CKPT-RESTORE-011")
+        path.unlink()
+        path.symlink_to("/dev/null")
+        reply = restore_at(case, a, cut, plan(case, cut), case.controller.next_id())
+        case.refused(reply, "checkpoint_corrupt", f"{row['name']} is a link", "CKPT-DIR-020")
         path.unlink()
         path.write_bytes(whole)
 
@@ -442,7 +526,9 @@ def damaged_files_are_refused_by_name(case: Case) -> None:
 @check(
     "CKPT-RESTORE-029",
     "CKPT-RESTORE-053",
-    "CKPT-RESTORE-006",
+    "CKPT-RESTORE-057",
+    "CKPT-ERR-019",
+    "CKPT-RESTORE-011",
     profile="turn-recovery",
     features=COMMON,
     storage=True,
@@ -462,6 +548,11 @@ def a_restore_takes_a_higher_attempt(case: Case) -> None:
     case.controller.retire(a, {rollout.rollout_id: 4})
     fenced = case.controller.restore(a, case.controller.next_id(), source, rollouts=[{**item, "next_attempt": 4}])
     case.refused(fenced, "stale_attempt", "a fenced attempt", "CKPT-RESTORE-029")
+    named = {found["rollout_id"]: found.get("through_attempt") for found in fenced.json.get("rollouts", [])}
+    case.equal({rollout.rollout_id: 4}, named, "rollouts and their fences", "CKPT-ERR-019")
+    with case.unchanged("CKPT-RESTORE-057", at=[a]):
+        bad = case.controller.restore(a, case.controller.next_id(), source, rollouts=[{**item, "next_attempt": 3}])
+        case.refused(bad, "stale_attempt", "a fence that already stands", "CKPT-RESTORE-057")
     case.equal("retired", case.row(rollout)["state"], "nothing was installed", "CKPT-RESTORE-011")
 
 
@@ -470,6 +561,7 @@ def a_restore_takes_a_higher_attempt(case: Case) -> None:
     "CKPT-ABORT-008",
     "CKPT-RESTORE-032",
     "CKPT-RESTORE-019",
+    "CKPT-RESTORE-059",
     "CKPT-ID-024",
     "CKPT-ID-025",
     profile="turn-recovery",
@@ -487,7 +579,11 @@ def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
     attempt = restored.next_attempts[rollout.rollout_id]
     quiet = lambda: not case.witness.asked(rollout.rollout_id, attempt=attempt)  # noqa: E731 - a named condition
     case.stays(quiet, "nothing is continued before resume", "CKPT-RESTORE-032")
-    open_id = case.agent.status()["checkpoint_id"]
+    status = case.agent.status()
+    open_id = status["checkpoint_id"]
+    case.equal(("restored", "closed"), (status["phase"], status["gate"]), "parked", "CKPT-RESTORE-019")
+    old = case.outcome(rollout.item)
+    case.equal("stale_attempt", old["outcome"], "the saved attempt is fenced", "CKPT-RESTORE-059")
     for p in case.gym.participants:
         reply = case.accepted(case.controller.abort(p, open_id), "abort of a restored checkpoint", "CKPT-ABORT-007")
         case.equal("aborted", reply["ended_as"], "it ended", "CKPT-ABORT-007")
@@ -499,8 +595,8 @@ def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
 
 
 @check(
-    "CKPT-RETIRE-017",
     "CKPT-RETIRE-018",
+    "CKPT-RETIRE-017",
     "CKPT-COMMIT-013",
     profile="turn-recovery",
     features=COMMON,
@@ -512,22 +608,33 @@ def a_retired_attempt_is_not_in_the_cut(case: Case) -> None:
     before, after = case.start_at(1), case.start_at(1)
     case.controller.retire(case.agent, {before.rollout_id: 0})
     case.until_state(before, "retired")
-    cut = take_cut(case)
+    open_id = case.controller.next_id()
+    prepare_everywhere(case, open_id)
+    done_by = commit_everywhere(case, open_id)
+    for p in case.gym.participants:
+        case.controller.retire(p, {after.rollout_id: 0})
+    parts = {p.name: read_part(case, p, open_id, *done_by[p.name]) for p in case.gym.participants}
+    cut = Cut(open_id, parts, {})
+    resume_everywhere(case, open_id)
     rows = cut.parts[case.agent.name].rows
     case.true(before.rollout_id not in rows, "retired before", "CKPT-RETIRE-018", got=rows.get(before.rollout_id))
     case.equal("turn", rows[after.rollout_id]["state"], "retired after", "CKPT-COMMIT-013")
+    lists = plan(case, cut, only=[after.rollout_id])
+    reply = restore_at(case, case.agent, cut, lists, case.controller.next_id())
+    case.accepted(reply, "a restore continues it as a higher attempt")
+    listed = case.agent.rollouts().get(after.rollout_id, {})
+    case.equal(1, listed.get("attempt"), "the retired attempt does not come back", "CKPT-RETIRE-017")
 
 
 @check(
-    "CKPT-RESTORE-041",
     "CKPT-RESTORE-031",
-    "CKPT-FENCE-009",
     "CKPT-FENCE-010",
     "CKPT-FENCE-011",
     "CKPT-STATUS-024",
     "CKPT-FEED-004",
     "CKPT-CKID-016",
     "CKPT-CKID-017",
+    "CKPT-CKID-029",
     profile="checkpoint",
     features=COMMON,
     budget=("quick", "demo"),
@@ -538,7 +645,14 @@ def a_reset_leaves_fences_alone(case: Case) -> None:
     case.ack(entry["receipt"])
     live = case.start_at(1)
     feed = case.agent.get_results()["feed"]
-    reset(case)
+    restore_id = case.controller.next_id()
+    for p in case.gym.descending:
+        case.accepted(case.controller.restore(p, restore_id, None), "a fresh id", "CKPT-CKID-029")
+    resume_everywhere(case, restore_id)
+    reply = case.accepted(case.controller.restore(case.agent, restore_id, None), "restore of last", "CKPT-CKID-016")
+    case.equal((0, 0), (reply["restored_count"], reply["results_count"]), "its outcome", "CKPT-CKID-016")
+    reply = case.accepted(case.controller.resume(case.agent, restore_id), "resume of last", "CKPT-CKID-017")
+    case.equal("restored", reply["ended_as"], "its outcome", "CKPT-CKID-017")
     counts = case.agent.status()["counts"]
     case.equal({0}, set(counts.values()), "every count", "CKPT-RESTORE-031", "CKPT-STATUS-024")
     case.true(case.agent.get_results()["feed"] != feed, "a new feed", "CKPT-FEED-004")
@@ -552,8 +666,8 @@ def a_reset_leaves_fences_alone(case: Case) -> None:
 
 
 @check(
-    "CKPT-REPEAT-006",
     "CKPT-REPEAT-008",
+    "CKPT-REPEAT-006",
     "CKPT-REPEAT-007",
     profile="turn-recovery",
     features=COMMON,
@@ -604,10 +718,13 @@ def budgets_stop_between_cut_and_restore(case: Case) -> None:
     "CKPT-ART-002",
     "CKPT-ART-003",
     "CKPT-ART-004",
+    "CKPT-ART-005",
     "CKPT-ART-007",
     "CKPT-ART-008",
+    "CKPT-ART-009",
     "CKPT-ART-011",
     "CKPT-ART-013",
+    "CKPT-ART-014",
     profile="checkpoint",
     features=("conformance", "artifacts_http"),
     budget="default",
@@ -615,18 +732,48 @@ def budgets_stop_between_cut_and_restore(case: Case) -> None:
 def artifacts_travel_by_http(case: Case) -> None:
     """A cut with target http is fetched byte by byte, uploaded elsewhere under its id, and restored from there."""
     a = case.agent
-    open_id = case.controller.next_id()
+    first_id = open_id = case.controller.next_id()
     prepare_everywhere(case, open_id)
     reply = case.accepted(case.controller.commit(a, open_id, {"scheme": "http"}), "commit to http")
     name = reply["manifest"]["name"]
     manifest = case.accepted(a.get_artifact(open_id, name), "the manifest", "CKPT-ART-001").content
     case.equal(reply["manifest"]["digest"], names.bytes_digest(manifest), "its exact bytes", "CKPT-ART-001")
+    files = {}
+    for row in json.loads(manifest)["files"]:
+        files[row["name"]] = case.accepted(a.get_artifact(open_id, row["name"]), "a file", "CKPT-ART-001").content
+        case.equal(row["digest"], names.bytes_digest(files[row["name"]]), "its exact bytes", "CKPT-ART-001")
     for p in case.gym.participants:
         case.controller.abort(p, open_id) if p is not a else case.controller.resume(a, open_id)
     case.accepted(a.get_artifact(open_id, name), "fetchable after resume", "CKPT-ART-002")
     case.refused(a.get_artifact(open_id, "no-such-file"), "not_found", "an unknown file", "CKPT-ART-004")
     new_id = f"{case.controller.epoch}-77"
     for _ in range(2):
-        case.true(case.controller.put_artifact(a, new_id, "x.bin", b"1").ok, "PUT, twice", "CKPT-ART-007")
+        reply = case.controller.put_artifact(a, new_id, "x.bin", b"1")
+        case.equal((204, b""), (reply.status, reply.content), "PUT, twice", "CKPT-ART-007", "CKPT-ART-014")
     other = case.controller.put_artifact(a, new_id, "x.bin", b"2")
     case.refused(other, "argument_conflict", "other bytes under the name", "CKPT-ART-008")
+    low = case.controller.put_artifact(a, "1-1", "x.bin", b"1")
+    case.equal(204, low.status, "a low checkpoint id", "CKPT-ART-003")
+    url = f"{a.url}{names.PREFIX}/checkpoints/{new_id}/artifacts/"
+    for name in ("..", "a%2Fb", ".hidden%00"):
+        headers = {**case.controller.headers(a), "Content-Type": "application/octet-stream"}
+        reply = case.wire.raw("PUT", url + name, headers=headers, content=b"1")
+        known = reply.code in ("invalid_request", "not_found")
+        case.true(known, f"the name {name}", "CKPT-ART-013", got=reply.brief)
+    open_id = case.controller.next_id()
+    case.accepted(case.controller.prepare(a, open_id), "prepare")
+    closed = case.controller.put_artifact(a, new_id, "y.bin", b"1")
+    case.refused(closed, "invalid_phase", "PUT while prepared", "CKPT-ART-005")
+    case.controller.abort(a, open_id)
+    _restore_by_http(case, {**files, "manifest.json": manifest}, first_id)
+
+
+def _restore_by_http(case: Case, files: dict[str, bytes], checkpoint_id: str) -> None:
+    """Upload a cut under its own id, fail a restore of another one, and restore it with the scheme http."""
+    a = case.agent
+    for name, content in files.items():
+        case.controller.put_artifact(a, checkpoint_id, name, content)
+    source = {"scheme": "http", "checkpoint_id": checkpoint_id}
+    digest = names.bytes_digest(files["manifest.json"])
+    reply = case.controller.restore(a, case.controller.next_id(), {**source, "manifest_digest": digest})
+    case.accepted(reply, "a restore from uploaded files", "CKPT-ART-011", "CKPT-ART-009")

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
-from conformance import traceability
+import ast
+import re
+from pathlib import Path
+
+from conformance import checks, traceability
 from conformance.registry import PROFILES, all_checks
 from spec import load
+
+_ID = re.compile(r"CKPT-[A-Z]+-[0-9]{3}")
 
 FILE = """# a comment stays
 - id: CKPT-A-001
@@ -40,6 +46,34 @@ def test_every_check_names_a_requirement_that_binds_a_gym() -> None:
     }
     assert wrong == set()
     assert all(check.requirements for check in all_checks().values())
+
+
+JUDGED_EVERYWHERE = {"CKPT-ERR-039", "CKPT-ID-017", "CKPT-ERR-009", "CKPT-ERR-010", "CKPT-ERR-011", "CKPT-ERR-012"}
+"""The transport judges these on every response."""
+
+
+def test_every_check_judges_by_name_what_it_claims() -> None:
+    """A requirement in a decorator is named by a judgement too: nothing is claimed that nothing would show."""
+    sources = {path: path.read_text() for path in sorted(Path(checks.__file__).parent.glob("*.py"))}
+    helpers = {key for text in sources.values() for key in _ID.findall(_without_decorators(text))}
+    unjudged = {
+        (check.name, key)
+        for check in all_checks().values()
+        for key in check.requirements
+        if key not in helpers | JUDGED_EVERYWHERE and check.body.__module__.startswith("conformance.checks.")
+    }
+    assert unjudged == set()
+
+
+def _without_decorators(text: str) -> str:
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            for decorator in node.decorator_list:
+                for place in range(decorator.lineno - 1, decorator.end_lineno or decorator.lineno):
+                    lines[place] = ""
+    return "\n".join(lines)
 
 
 def test_every_check_has_a_sentence_and_a_profile() -> None:
