@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal
 
-from reference_rl import queries
 from reference_rl.capture import Capture, CaptureLimits
 from reference_rl.columns import Switches
 from reference_rl.control import Tenure, best_effort

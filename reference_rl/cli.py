@@ -8,15 +8,17 @@ recovered · 5 superseded by a higher controller · 6 refused as incompatible ·
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from reference_rl.errors import InvariantViolated, RlError, SnapshotDamaged
+from reference_rl.errors import InvariantViolated, RlError, SettingsError, SnapshotDamaged
 from reference_rl.managed import ManagedSession
 from reference_rl.older import OlderSession
+from reference_rl.preview import preview
 from reference_rl.session import EXIT_DONE, Session
 from reference_rl.settings import RunSettings, load_settings
 from reference_rl.snapshots import SnapshotStore
@@ -55,6 +57,24 @@ async def _run(settings: RunSettings) -> int:
         raise
     finally:
         session.close()
+
+
+@app.command()
+def recover(
+    config: Config,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what `run` would do; required.")] = False,
+) -> None:
+    """Say what a restart would do with each rollout, and why; `run` does it."""
+    if not dry_run:
+        raise SettingsError("`run` recovers by itself; `recover` only shows what it would do: add --dry-run")
+    seen = asyncio.run(preview(load_settings(config)))
+    typer.echo(f"RL goes on from: {seen.rl_from}")
+    for alias, how in seen.gyms.items():
+        typer.echo(f"Gym {alias}: {how}")
+    for text in seen.refused:
+        typer.echo(f"passed over: {text}")
+    for prospect in seen.rollouts:
+        typer.echo(f"{prospect.rollout_id}  {prospect.how}  turns kept {prospect.turns_kept}  {prospect.reason}")
 
 
 @snapshots.command("list")
@@ -106,6 +126,8 @@ def _store(config: Path) -> SnapshotStore:
 
 def main() -> None:
     """Run the command; an error of this package becomes one line and its exit code."""
+    # Every repeat of a call would be a line without its reason; what matters is in the event log.
+    logging.getLogger("stamina").setLevel(logging.ERROR)
     try:
         app()
     except RlError as error:

@@ -121,7 +121,7 @@ class EmbeddedDataPlane:
         where, values = ("WHERE rollout_id = ?", (rollout_id,)) if rollout_id else ("", ())
         found = await asyncio.to_thread(
             self._query,
-            f"SELECT rollout_id, attempt, turn FROM rows {where} ORDER BY 1, 2, 3",  # noqa: S608 - two fixed texts
+            f"SELECT rollout_id, attempt, turn FROM rows {where} ORDER BY 1, 2, 3",
             values,
         )
         return [key for key in (RowKey(*row) for row in found) if str(key).startswith(prefix)]
@@ -132,8 +132,8 @@ class EmbeddedDataPlane:
         free = [key for key in wanted if not self._is_pinned(key)]
         held = [key for key in wanted if self._is_pinned(key)]
         key_is = "WHERE (rollout_id, attempt, turn) = (?, ?, ?)"
-        await asyncio.to_thread(self._write, f"UPDATE rows SET doomed = 1 {key_is}", held)  # noqa: S608 - fixed text
-        return await asyncio.to_thread(self._write, f"DELETE FROM rows {key_is}", free)  # noqa: S608 - fixed text
+        await asyncio.to_thread(self._write, f"UPDATE rows SET doomed = 1 {key_is}", held)
+        return await asyncio.to_thread(self._write, f"DELETE FROM rows {key_is}", free)
 
     async def pin(self, name: str, keys: Iterable[RowKey] | None = None) -> None:
         """Hold rows, or every row when ``keys`` is ``None``, until ``unpin(name)``."""

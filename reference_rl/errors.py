@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: N818 - they are named for what happened (lost, refused, superseded); their base says that they are errors
+
 """What can go wrong on the RL side.
 
 RlError

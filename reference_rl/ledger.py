@@ -220,7 +220,7 @@ def _in_savepoint(
         value = work(con)
         if con.total_changes != before:
             con.execute("UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'revision'")
-    except BaseException as error:  # noqa: BLE001 - handed to whoever waits for this transition
+    except BaseException as error:
         con.execute("ROLLBACK TO transition")
         con.execute("RELEASE transition")
         return None, error

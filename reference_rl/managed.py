@@ -4,21 +4,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import httpx
 
 from reference_rl import queries
 from reference_rl.checkpointer import Checkpointer
-from reference_rl.client import make_http
-from reference_rl.control import best_effort
+from reference_rl.client import Controller, make_http
+from reference_rl.control import Tenure, best_effort
+from reference_rl.dataplane import DataPlane
 from reference_rl.deployment import Deployment
 from reference_rl.errors import Incompatible, RecoveryFailed
+from reference_rl.events import Events
+from reference_rl.ledger import Ledger
 from reference_rl.recovery import Recovery, RestartReport
-from reference_rl.restorer import GymReport, Restorer, RestoreLimits
+from reference_rl.restorer import GymReport, RestoreLimits, Restorer
 from reference_rl.rollouts import RolloutManager
 from reference_rl.session import EXIT_DONE, Session
+from reference_rl.settings import RunSettings
+from reference_rl.snapshots import SnapshotStore
 
 SETTLE_AT_END_S = 10.0
 """How long the last ACKs may take at the end of a run, in seconds."""
@@ -48,49 +53,9 @@ class ManagedSession(Session):
 
     def _assemble(self, http: httpx.AsyncClient) -> None:
         settings = self.settings
-        token = settings.tokens.control.read()
-        self.gyms = [
-            Deployment(
-                gym.alias,
-                gym.urls,
-                http,
-                self.tenure.controller,
-                token=token,
-                settings=settings.client.build(),
-                optional=gym.optional,
-            )
-            for gym in settings.gyms
-        ]
-        dirs = {gym.alias: str(gym.snapshot_dir) for gym in settings.gyms if gym.snapshot_dir is not None}
-        environments: dict[str, set[str]] = {}
-        for group in settings.groups():
-            environments.setdefault(group.gym, set()).update(r.environment for r in group.rollouts)
-        limits = RestoreLimits(
-            settings.snapshot.durable_timeout_ms, settings.snapshot.lease_ms, settings.recovery.restore_tries
-        )
+        parts = assemble(settings, http, self.ledger, self.store, self.events, self.tenure, self.plane)
+        self.gyms, self.recovery = parts.gyms, parts.recovery
         policy = settings.policy.to_object()
-        self.restorer = Restorer(
-            self.tenure,
-            self.ledger,
-            self.store,
-            self.events,
-            policy,
-            limits,
-            snapshot_dirs=dirs,
-            max_failures=settings.max_failures,
-        )
-        self.recovery = Recovery(
-            self.tenure,
-            self.gyms,
-            self.ledger,
-            self.store,
-            self.plane,
-            self.restorer,
-            settings.recovery,
-            settings.switches,
-            self.events,
-            environments,
-        )
         self.managers = {
             gym.alias: RolloutManager(
                 gym,
@@ -116,7 +81,7 @@ class ManagedSession(Session):
             settings.switches,
             self.events,
             settle_acks=self._settle_all,
-            snapshot_dirs=dirs,
+            snapshot_dirs=_snapshot_dirs(settings),
         )
         self.checkpointer.lost_gym = lambda alias: self.managers[alias].lose()
 
@@ -185,3 +150,65 @@ def _report(report: GymReport) -> Mapping[str, object]:
         "refused": report.refused,
         "rollouts": [asdict(fated) for fated in report.rollouts],
     }
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What brings a run's Gyms back."""
+
+    gyms: Sequence[Deployment]
+    ledger: Ledger
+    restorer: Restorer
+    recovery: Recovery
+
+
+def assemble(
+    settings: RunSettings,
+    http: httpx.AsyncClient,
+    ledger: Ledger,
+    store: SnapshotStore,
+    events: Events,
+    tenure: Tenure | None = None,
+    plane: DataPlane | None = None,
+) -> Parts:
+    """Put together what discovers, judges and restores the Gyms of a run.
+
+    Without a tenure and a data plane the parts can look and plan, but not call anything that changes a Gym.
+    """
+    tenure = tenure or Tenure(Controller(f"{settings.run_id}.preview"))
+    gyms = [
+        Deployment(
+            gym.alias,
+            gym.urls,
+            http,
+            tenure.controller,
+            token=settings.tokens.control.read(),
+            settings=settings.client.build(),
+            optional=gym.optional,
+        )
+        for gym in settings.gyms
+    ]
+    environments: dict[str, set[str]] = {}
+    for group in settings.groups():
+        environments.setdefault(group.gym, set()).update(r.environment for r in group.rollouts)
+    limits = RestoreLimits(
+        settings.snapshot.durable_timeout_ms, settings.snapshot.lease_ms, settings.recovery.restore_tries
+    )
+    restorer = Restorer(
+        tenure,
+        ledger,
+        store,
+        events,
+        settings.policy.to_object(),
+        limits,
+        snapshot_dirs=_snapshot_dirs(settings),
+        max_failures=settings.max_failures,
+    )
+    recovery = Recovery(
+        tenure, gyms, ledger, store, plane, restorer, settings.recovery, settings.switches, events, environments
+    )
+    return Parts(gyms, ledger, restorer, recovery)
+
+
+def _snapshot_dirs(settings: RunSettings) -> dict[str, str]:
+    return {gym.alias: str(gym.snapshot_dir) for gym in settings.gyms if gym.snapshot_dir is not None}

@@ -139,7 +139,7 @@ class Recovery:
         gyms: Sequence[Deployment],
         ledger: Ledger,
         store: SnapshotStore,
-        plane: DataPlane,
+        plane: DataPlane | None,
         restorer: Restorer,
         settings: RecoverySettings,
         switches: Switches,
@@ -169,7 +169,7 @@ class Recovery:
             RecoveryFailed: a Gym did not come back within its limit.
             Superseded: a higher controller has taken over.
         """
-        away = await self._discover_all()
+        away = await self.discover_all()
         present = [gym for gym in self._gyms if gym.alias not in away]
         fresh = await self._fresh(present)
         await self._claim(present)
@@ -178,12 +178,12 @@ class Recovery:
         point = await asyncio.to_thread(self.choose_point, trainer_survives=trainer_survives)
         await self._become_known(present)
         report = RestartReport(point)
-        adopted = [gym for gym in present if self._adoptable(gym, point)]
+        adopted = [gym for gym in present if self.adoptable(gym, point)]
         restored = [gym for gym in present if gym not in adopted]
         for gym in restored:
             if gym.alias not in fresh:
                 await self._restorer.read_feed(gym)
-        rollback = await self._rollback(point)
+        rollback = await self.rollback(point)
         report.dropped = sorted(rollback.dropped)
         await self._restore_all(restored, fresh, rollback, report)
         for gym in adopted:
@@ -211,7 +211,8 @@ class Recovery:
 
     # --- steps ---------------------------------------------------------------------------------------------------------
 
-    async def _discover_all(self) -> set[str]:
+    async def discover_all(self) -> set[str]:
+        """Find every Gym within the limit; return the optional ones that are away."""
         away: set[str] = set()
 
         async def one(gym: Deployment) -> None:
@@ -327,13 +328,14 @@ class Recovery:
             refused.append(str(error))
             return None
 
-    def _adoptable(self, gym: Deployment, point: RestartPoint) -> bool:
+    def adoptable(self, gym: Deployment, point: RestartPoint) -> bool:
+        """Return whether a Gym may go on as it lives: known incarnations, the ledger's step, no open restore."""
         step, _ = self._ledger.read(queries.trainer)
         known = self._ledger.read(queries.incarnations, gym.alias)
         open_restore = self._ledger.read(queries.restore_is_open, gym.alias)
         return bool(known) and known == gym.incarnations() and step == point.step and not open_restore
 
-    async def _rollback(self, point: RestartPoint) -> Rollback:
+    async def rollback(self, point: RestartPoint) -> Rollback:
         """Choose what RL goes back to, and what is salvaged: before the lists of any restore are made."""
         step, _ = self._ledger.read(queries.trainer)
         consumed = self._ledger.read(queries.consumption)
@@ -361,6 +363,12 @@ class Recovery:
             dropped = frozenset(newer) - facts - wanted.keys()
         return Rollback(point, wanted, dropped, needed=True)
 
+    def limit(self, point: RestartPoint) -> wire.CheckpointId | None:
+        """Return the id above which no snapshot is used for a Gym; ``None`` for no limit."""
+        if point.how not in ("snapshot", "ledger"):
+            return _NOTHING
+        return point.snapshot.checkpoint_id if point.snapshot is not None else None
+
     async def _carry_out(self, rollback: Rollback) -> None:
         if not rollback.needed:
             return
@@ -378,9 +386,7 @@ class Recovery:
         plans: dict[str, tuple[RestorePlan, Snapshot | None, GymReport]] = {}
         extra = _left_out(point.snapshot)
         restored = [gym for gym in gyms if self._switches.captures_gyms and gym.alias not in fresh]
-        not_newer = point.snapshot.checkpoint_id if point.snapshot is not None else None
-        if point.how not in ("snapshot", "ledger"):
-            not_newer = _NOTHING
+        not_newer = self.limit(point)
         for gym in restored:
             gym_report = GymReport(gym.alias, "restored", refused=list(point.refused))
             snapshot = await asyncio.to_thread(self._restorer.saved_gym, gym, not_newer, gym_report)
@@ -396,7 +402,7 @@ class Recovery:
         assert claim is not None
         attempts = await self._ledger.do(transitions.open_recovery, claim.epoch, claim.controller_id, wishes)
         self._ledger.bind(claim.epoch)
-        if point.snapshot is not None:
+        if point.snapshot is not None and self._plane is not None:
             await import_rows(self._plane, point.snapshot.path / ROWS_FILE)
         ledger_step = Meeting(len(restored), lambda: self._carry_out(rollback))
         if not restored:
@@ -453,8 +459,8 @@ class Recovery:
 
     async def delete_unreferenced_rows(self) -> int:
         """Delete the token rows that no saved turn, no result and no live attempt refers to; return how many went."""
-        listed = await self._plane.list()
-        if not listed:
+        listed = await self._plane.list() if self._plane is not None else ()
+        if not listed or self._plane is None:
             return 0
         wanted = await asyncio.to_thread(self._referenced, listed)
         return await self._plane.delete([key for key in listed if key not in wanted])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reference_rl import queries, transitions
+from reference_rl.adoption import plan_adoption
 from reference_rl.batching import batches
 from reference_rl.control import Leases, Tenure, abort_everywhere
 from reference_rl.deployment import Deployment, Outcome, Participant, differences, everywhere, raise_first
@@ -174,39 +175,11 @@ class Restorer:
         """
         report = GymReport(gym.alias, "adopted")
         listed = await self.list_rollouts(gym)
-        rows = self._ledger.read(queries.unfinished, gym.alias)
-        known = {row.rollout_id: row for row in rows}
-        retire: list[tuple[str, int]] = []
-        renew: list[Reservation] = []
-        again: list[str] = []
-        for row in rows:
-            live = listed.get(row.rollout_id)
-            if live is None:
-                if row.sent:
-                    renew.append(Reservation(row.rollout_id, "adopt: missing"))
-                    report.rollouts.append(_fated(row, "restarted", 0, "the Gym does not have it"))
-                continue
-            if live.state in ("released", "retired"):
-                renew.append(Reservation(row.rollout_id, "adopt: gone", live.attempt))
-                report.rollouts.append(_fated(row, "restarted", 0, f"the Gym calls it {live.state}"))
-            elif live.state == "restart":
-                retire.append((row.rollout_id, live.attempt))
-                renew.append(Reservation(row.rollout_id, "adopt: restart", live.attempt))
-                report.rollouts.append(_fated(row, "restarted", 0, "the Gym waits for its restart"))
-            elif live.attempt != row.attempt and live.state not in ("finished", "failed"):
-                retire.append((row.rollout_id, live.attempt))
-                renew.append(Reservation(row.rollout_id, "adopt: other attempt", live.attempt))
-                report.rollouts.append(_fated(row, "restarted", 0, f"the Gym ran attempt {live.attempt}"))
-            else:
-                again.append(row.rollout_id)
-                turns = live.turns_done or 0
-                report.rollouts.append(_fated(row, "adopted", turns, f"the Gym holds it as {live.state}"))
-        for rollout_id, live in listed.items():
-            if rollout_id not in known and live.state not in ("finished", "failed", "released", "retired"):
-                retire.append((rollout_id, live.attempt))
-        await self.retire_everywhere(gym, retire)
-        await self._ledger.do(transitions.reserve, renew, self._tenure.epoch)
-        await self._ledger.do(transitions.mark_unsent_again, again)
+        plan = plan_adoption(self._ledger.read(queries.unfinished, gym.alias), listed)
+        await self.retire_everywhere(gym, plan.retire)
+        await self._ledger.do(transitions.reserve, plan.reserve, self._tenure.epoch)
+        await self._ledger.do(transitions.mark_unsent_again, plan.repeat)
+        report.rollouts += [_fated(row, how, turns, reason) for row, how, turns, reason in plan.fates]
         return report
 
     async def retire_everywhere(self, gym: Deployment, rollouts: Sequence[tuple[str, int]]) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,9 @@ class Session:
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Listen: SIGUSR1 takes a snapshot now, SIGTERM takes one and stops."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals belong to the process, and this loop is a guest in it
+            return
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self.snapshot_wanted.set)
         loop.add_signal_handler(signal.SIGTERM, self.stop_wanted.set)

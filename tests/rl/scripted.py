@@ -90,6 +90,7 @@ class ScriptedParticipant:
         self.storage_full = False
         self.page_gate: asyncio.Event | None = None
         self.lease_scale = lease_scale
+        self.ack_outcome: str | None = None
         self.new_life()
 
     # --- what a test does ----------------------------------------------------------------------------------------------
@@ -664,6 +665,7 @@ class ScriptedParticipant:
                 else:
                     self.fences[name] = run.attempt
                 del self.runs[name]
+            outcome = self.ack_outcome or outcome
             outcomes.append({"rollout_id": name, "attempt": receipt["attempt"], "outcome": outcome})
         self.touch()
         return {"outcomes": outcomes}
