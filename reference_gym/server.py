@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -205,11 +206,33 @@ async def serve(loaded: LoadedSettings, role: str, file: Path | None) -> int:
             server = await serve_aiohttp.start(assembled.app, host=settings.host, port=port)
         except OSError as error:
             raise SettingsError(f"cannot listen at {settings.host}:{port}: {error.strerror}") from error
+        told, hurried = asyncio.Event(), asyncio.Event()
+        _listen_for_signals(told, hurried)
         config = assembled.participant.config
         announce.announce([Listening(config.name, config.role, server.url, os.getpid())], file)
-        await serve_aiohttp.serve_until_terminated(server)
+        await told.wait()
+        draining = asyncio.ensure_future(server.drain())
+        hurrying = asyncio.ensure_future(hurried.wait())
+        await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (draining, hurrying):
+            waiting.cancel()
+        await server.stop()
     finally:
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*(close() for close in assembled.closers))
     return 0
+
+
+def _listen_for_signals(told: asyncio.Event, hurried: asyncio.Event) -> None:
+    """Drain at the first signal; hurry at a second SIGINT, which is a person at a terminal.
+
+    A second SIGTERM means nothing: a supervisor and whoever stops the whole Gym may both send one.
+    """
+
+    def interrupted() -> None:
+        (hurried if told.is_set() else told).set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted)

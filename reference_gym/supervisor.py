@@ -82,7 +82,8 @@ class Supervisor:
             await everything
             await stop
             codes = [child.process.returncode for child in self._children if child.process is not None]
-            return 0 if all(code == 0 for code in codes) else 1
+            # A child that was still starting when it was told to stop has no other way to end.
+            return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
         finally:
             await self._stop_all()
             os.close(self._life)
@@ -120,6 +121,8 @@ class Supervisor:
             stdout=asyncio.subprocess.PIPE,
             env=environment,
             pass_fds=(self._death,),
+            # A terminal's signals reach the supervisor alone, which tells its children.
+            start_new_session=True,
             limit=MAX_LINE,
         )
 
