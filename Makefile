@@ -31,6 +31,9 @@ docs: $(STAMP)  ## The rendered specification in build/docs (works from disk)
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/docs
 	@echo build/docs/index.html
 
+bench: $(STAMP)  ## Benchmarks: ratios within one run, JSON in build/bench (at most 15 minutes)
+	@timeout 900 $(BIN)/python -m benchmarks.pause $(ARGS)
+
 lock:  ## Write the lock file anew; needs uv on the PATH
 	uv pip compile --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --group build --group test --group lint --group docs --python-version 3.11 pyproject.toml -o requirements.lock
