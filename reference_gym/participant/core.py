@@ -478,7 +478,9 @@ class Core:
         if self._lease_timer is not None:
             self._lease_timer.cancel()
         if self._commit is not None:
-            self._commit.stop.set()
+            self._commit.abandon()
+        if self._restorer is not None:
+            self._restorer.abandon()
         if self.registry is not None:
             await self.registry.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -170,11 +170,6 @@ class ControlPlane:
             response = refusal(error, operation)
         return self._stamped(response)
 
-    async def finish(self) -> None:
-        """Wait for every operation that is under way."""
-        if self._running:
-            await asyncio.wait(self._running)
-
     # --- routes -------------------------------------------------------------------------------------------------------
 
     def _route(self, request: Request) -> tuple[Route, list[str]]:

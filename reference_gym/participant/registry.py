@@ -373,14 +373,16 @@ class Registry:
         except RolloutFailure as failure:
             outcome = failure
         except Exception as error:
-            if not rollout.ended:
-                logger.exception("the agent of rollout %s raised", rollout.key)
-            outcome = internal_failure(error)
+            if rollout.ended:
+                return
+            outcome = internal_failure(rollout, error)
         try:
             if not rollout.ended:
                 await rollout.finish(outcome)
         except StaleAttempt:
             return
+        except Exception as error:
+            self.finish(rollout, internal_failure(rollout, error))
 
     def _record(self, entry: Entry) -> Record:
         """Return the last boundary of a rollout, encoded.

@@ -64,14 +64,14 @@ def conclude(rollout: Rollout, outcome: Success | RolloutFailure, max_bytes: int
         at: monotonic seconds.
     """
     try:
-        text = _text(rollout, outcome)
+        text = _text(rollout, outcome, _info(rollout))
         if len(text) > max_bytes:
             reason = f"the result has {len(text)} bytes, more than max_result_bytes {max_bytes}"
             outcome = RolloutFailure("result_too_large", reason, terminal=True)
-            text = _text(rollout, outcome)
+            text = _text(rollout, outcome, _bare_info(rollout))
     except NotRepresentable as error:
         outcome = RolloutFailure("result_not_representable", _printable(str(error)), terminal=True)
-        text = _text(rollout, outcome)
+        text = _text(rollout, outcome, _bare_info(rollout))
     return Finished(
         receipt=Receipt(rollout.rollout_id, rollout.attempt, wire.bytes_digest(text)),
         text=text.decode(),
@@ -87,7 +87,7 @@ def conclude(rollout: Rollout, outcome: Success | RolloutFailure, max_bytes: int
     )
 
 
-def _text(rollout: Rollout, outcome: Success | RolloutFailure) -> bytes:
+def _text(rollout: Rollout, outcome: Success | RolloutFailure, info: dict[str, Any]) -> bytes:
     content: dict[str, Any] = {
         "rollout_id": rollout.rollout_id,
         "environment": rollout.start.environment,
@@ -97,7 +97,7 @@ def _text(rollout: Rollout, outcome: Success | RolloutFailure) -> bytes:
         content["body"] = _body(outcome, rollout.turns_done)
     else:
         content["failure"] = _failure(outcome, rollout.turns_done)
-    content["info"] = _info(rollout)
+    content["info"] = info
     text = encode(content)
     try:
         _validator().validate(content)
@@ -145,6 +145,14 @@ def _info(rollout: Rollout) -> dict[str, Any]:
     return info
 
 
+def _bare_info(rollout: Rollout) -> dict[str, Any]:
+    """Return an info that nothing of the author's can make impossible to represent."""
+    bare: dict[str, Any] = {"attempt": rollout.attempt, "policy_versions": [], "data_refs": []}
+    if rollout.start.labels is not None:
+        bare["labels"] = dict(rollout.start.labels)
+    return bare
+
+
 def _printable(text: str) -> str:
     """Return a reason that has a UTF-8 form and a bounded length."""
     return text.encode("utf-8", "replace").decode()[:2000]
@@ -161,6 +169,10 @@ def validator(name: str) -> jsonschema_rs.Validator:
     Args:
         name: the stem of its file, e.g. ``prepare-request``.
     """
-    schemas = spec.load("1.0").schemas
-    registry = jsonschema_rs.Registry([(str(schema["$id"]), dict(schema)) for schema in schemas.values()])
-    return jsonschema_rs.validator_for(dict(schemas[name]), registry=registry)
+    return jsonschema_rs.validator_for(dict(spec.load("1.0").schemas[name]), registry=_registry())
+
+
+@cache
+def _registry() -> jsonschema_rs.Registry:
+    schemas = spec.load("1.0").schemas.values()
+    return jsonschema_rs.Registry([(str(schema["$id"]), dict(schema)) for schema in schemas])

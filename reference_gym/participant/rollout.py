@@ -19,6 +19,7 @@ The two places in a loop::
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Literal, Protocol
@@ -36,6 +37,8 @@ from reference_gym.participant.state import (
     Usage,
 )
 from spec import wire
+
+logger = logging.getLogger(__name__)
 
 Perform = Callable[[EffectCall], Awaitable[Json]]
 Activity = Literal["running", "parked", "waiting_policy"]
@@ -166,11 +169,11 @@ class Rollout:
             with self._host.gate.running("effect", self.rollout_id, self.attempt, turn=number):
                 try:
                     yield turn
+                    await self._unsealed()
+                    self._cross(turn)
                 except Exception as error:
                     await self._fail_in_scope(error)
                     raise
-                await self._unsealed()
-                self._cross(turn)
         finally:
             self.open_turn = None
 
@@ -237,26 +240,34 @@ class Rollout:
             case RolloutFailure():
                 self._host.finish(self, error)
             case _:
-                self._host.finish(self, internal_failure(error))
+                self._host.finish(self, internal_failure(self, error))
 
     def _cross(self, turn: Turn) -> None:
-        """Cross the boundary of ``turn``."""
+        """Cross the boundary of ``turn``; if it cannot be recorded, it is not crossed."""
         self._check()
+        before = self.state, self.turns_done, self.policy_versions, self.data_refs, self.usage
         self.state = turn.take_state()
         self.turns_done = turn.number
         if (noted := self._noted) is not None:
-            self._noted = None
-            if noted.version is not None and noted.version not in self.policy_versions:
-                self.policy_versions.append(noted.version)
-            if noted.data_ref is not None:
-                self.data_refs.append(noted.data_ref)
-            for name, count in noted.usage.items():
-                self.usage[name] = self.usage.get(name, 0) + count
-        self._host.boundary(self)
+            self._count(noted)
+        try:
+            self._host.boundary(self)
+        except BaseException:
+            self.state, self.turns_done, self.policy_versions, self.data_refs, self.usage = before
+            raise
+        self._noted = None
+
+    def _count(self, noted: Usage) -> None:
+        if noted.version is not None and noted.version not in self.policy_versions:
+            self.policy_versions = [*self.policy_versions, noted.version]
+        if noted.data_ref is not None:
+            self.data_refs = [*self.data_refs, noted.data_ref]
+        self.usage = {**self.usage, **{name: self.usage.get(name, 0) + n for name, n in noted.usage.items()}}
 
 
-def internal_failure(error: BaseException) -> RolloutFailure:
+def internal_failure(rollout: Rollout, error: Exception) -> RolloutFailure:
     """Return the failure of a rollout whose own code raised; only the type's name is told, the log has the rest."""
+    logger.error("the agent of rollout %s raised", rollout.key, exc_info=error)
     return RolloutFailure("internal", f"the agent raised {type(error).__name__}", terminal=False)
 
 
