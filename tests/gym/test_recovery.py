@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import signal
@@ -164,6 +165,40 @@ async def test_a_restored_rollout_calls_the_policy_that_the_restore_names(
     assert asked == len(old.asked)
     assert first["body"] == second["body"]
     assert [("1", "4"), ("1", "5"), ("2", "4"), ("2", "5")] == [(each.attempt, each.turn) for each in new.asked]
+
+
+async def test_a_rollout_that_was_cut_before_its_first_turn_begins_again(gym: RunningGym, rollout: str) -> None:
+    """A cut without a boundary: the opened session is found, or opened, and the body is that of any other run."""
+    async with PolicyStub([[("add", {"n": 5})], "done"]) as policy:
+        await gym.begin_rollout(f"{rollout}-whole", task_of(), policy.address)
+        expected = (await gym.result_of(f"{rollout}-whole"))["body"]
+        policy.hold(rollout, 1)
+        await gym.begin_rollout(rollout, task_of(), policy.address)
+        await until(lambda: "1" in policy.turns_of(rollout), "turn 1 is asked")
+        cuts = await gym.snapshot()
+        assert ("turn", 0) == (cuts["agent"].row(rollout)["state"], cuts["agent"].row(rollout)["turns_done"])
+        await gym.restore(cuts, attempt=1)
+        await until(lambda: ["1", "1"] == policy.turns_of(rollout), "turn 1 is asked again")
+        policy.release(rollout, 1)
+        found = await gym.result_of(rollout)
+    assert expected == found["body"]
+
+
+async def test_a_large_blob_survives_to_the_byte(gym_of_one: RunningGym, rollout: str) -> None:
+    """C49: a record of more than 6 MB is byte-exact after a restore."""
+    async with PolicyStub([[("grow", {"bytes": 6_000_001})], [("grow", {"bytes": 0})], "done"]) as policy:
+        policy.hold(rollout, 2)
+        await gym_of_one.begin_rollout(rollout, task_of(), policy.address)
+        await until(lambda: "2" in policy.turns_of(rollout), "turn 2 is asked")
+        await turns_done(gym_of_one, rollout, 1)
+        cuts = await gym_of_one.snapshot()
+        policy.release(rollout, 2)
+        await gym_of_one.restore(cuts, attempt=1)
+        found = await gym_of_one.result_of(rollout)
+    blob = bytes(i % 251 for i in range(6_000_001))
+    assert (6_000_001, hashlib.sha256(blob).hexdigest()) == tuple(
+        found["body"]["final"][key] for key in ("blob_bytes", "blob_sha256")
+    )
 
 
 async def test_two_gyms_from_one_snapshot_share_the_draws_and_not_the_names(tmp_path: Path) -> None:
