@@ -75,7 +75,7 @@ def drain(gym: Gym) -> None:
         gym.phases.draining = True
         gym.phases.became_durable = False
         gym.gate.wait(lambda: gym.phases.became_durable, end)
-    time.sleep(0.1)  # answers that are being written reach their clients
+    time.sleep(0.2)  # answers that are being written reach their clients
 
 
 if __name__ == "__main__":

@@ -87,9 +87,8 @@ class Rollout:
         return not self.session.uncertain and (self.open_turn is not None or self.verifying)
 
     def end(self) -> None:
-        """Stop it: its thread ends at its next step, its policy call at once, its session is gone."""
+        """Stop it: its thread ends at its next step, a policy call under way at once."""
         self.ended = True
-        self.session.closed = True
         if self.call is not None:
             self.call.hang_up()
 

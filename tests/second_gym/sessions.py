@@ -73,7 +73,6 @@ class Session:
     replies: dict[str, tuple[str, str]] = field(default_factory=dict)
     running: tuple[str, str] | None = None
     uncertain: bool = False
-    closed: bool = False
 
     def known(self, request_id: str) -> tuple[str | None, str | None]:
         """Return what an effect was sent with, and its reply if it has ended."""
