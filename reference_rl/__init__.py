@@ -37,7 +37,7 @@ from reference_rl.errors import (
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.recovery import Recovery, RestartReport
-from reference_rl.restorer import Restorer, RestoreLimits, RestoreWish
+from reference_rl.restorer import RestoreLimits, Restorer, RestoreWish
 from reference_rl.retry import RetryPolicy
 from reference_rl.rollouts import RolloutManager
 from reference_rl.settings import RunSettings, load_settings, sibling_seed

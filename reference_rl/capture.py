@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from reference_rl import queries
+from reference_rl import failpoints, queries
 from reference_rl.control import Leases, abort_everywhere
 from reference_rl.deployment import Deployment, Outcome, Participant, everywhere
 from reference_rl.errors import (
@@ -113,6 +113,7 @@ class Capture:
             self._check_known(gym)
         await self._for_each_gym("prepare", self._prepare_gym)
         self._mark("prepared")
+        failpoints.hit("snapshot.prepared")
         for member in self._members():
             self._targets[member.key] = await asyncio.to_thread(self._target, member)
         outcomes = await self._all("commit", self._commit_captured)
@@ -120,6 +121,7 @@ class Capture:
             if not reply.captured:
                 raise SnapshotFailed("commit", f"{member.participant.name} answered without a capture")
         self._mark("captured")
+        failpoints.hit("snapshot.captured")
 
     async def resume(self) -> int:
         """Open the gates, callees before callers; return how many could not be opened and are left to their lease."""
@@ -142,6 +144,7 @@ class Capture:
             failures += failed
         await self._leases.release_all()
         self._mark("resumed")
+        failpoints.hit("snapshot.resumed")
         return failures
 
     async def wait_durable(self) -> list[DurableCut]:

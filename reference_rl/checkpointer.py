@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal
 
+from reference_rl import failpoints
 from reference_rl.capture import Capture, CaptureLimits
 from reference_rl.columns import Switches
 from reference_rl.control import Tenure, best_effort
@@ -175,6 +176,7 @@ class Checkpointer:
             if self._settle_acks is not None:
                 await best_effort(_awaited(self._settle_acks()), SETTLE_S)
             cut.draft = await asyncio.to_thread(self._store.begin, checkpoint_id)
+            failpoints.hit("snapshot.begun")
             limits = CaptureLimits.of(self._settings)
             cut.capture = Capture(
                 checkpoint_id,
@@ -191,6 +193,7 @@ class Checkpointer:
             self.health.resume_failures += await cut.capture.resume()
             cut.writer = SnapshotWriter(cut.draft, self._ledger, self._plane, self._store)
             await cut.writer.capture_ledger()
+            failpoints.hit("snapshot.ledger_copied")
         except BaseException as error:
             await self._give_up(cut, error)
             raise self._classified(error, cut) from error
@@ -205,8 +208,10 @@ class Checkpointer:
         try:
             capture, writer = cut.parts()
             cuts = await capture.wait_durable()
+            failpoints.hit("snapshot.durable")
             self._tenure.check()
             manifest = await writer.assemble(cuts, self._gyms if self._switches.captures_gyms else ())
+            failpoints.hit("snapshot.assembled")
             self._tenure.check()
             cut.published = await asyncio.to_thread(writer.publish, manifest)
         except BaseException as error:
@@ -243,6 +248,7 @@ class Checkpointer:
     def _clean_up(self) -> None:
         aliases = [gym.alias for gym in self._gyms] if self._switches.captures_gyms else []
         gone = self._store.retain(self._settings.keep, aliases)
+        failpoints.hit("snapshot.retained")
         if gone:
             self._events.emit("snapshots_retired", checkpoint_ids=[str(i) for i in gone])
 

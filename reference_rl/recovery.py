@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from reference_rl import epochs, queries, transitions
+from reference_rl import epochs, failpoints, queries, transitions
 from reference_rl.columns import Switches
 from reference_rl.control import Tenure, abort_everywhere
 from reference_rl.dataplane import DataPlane, import_rows
@@ -173,16 +173,19 @@ class Recovery:
         present = [gym for gym in self._gyms if gym.alias not in away]
         fresh = await self._fresh(present)
         await self._claim(present)
+        failpoints.hit("restart.claimed")
         # From here on nobody else publishes in this run directory: what is listed now is what there is.
         self._store.sweep()
         point = await asyncio.to_thread(self.choose_point, trainer_survives=trainer_survives)
         await self._become_known(present)
+        failpoints.hit("restart.known")
         report = RestartReport(point)
         adopted = [gym for gym in present if self.adoptable(gym, point)]
         restored = [gym for gym in present if gym not in adopted]
         for gym in restored:
             if gym.alias not in fresh:
                 await self._restorer.read_feed(gym)
+        failpoints.hit("restart.feeds_read")
         rollback = await self.rollback(point)
         report.dropped = sorted(rollback.dropped)
         await self._restore_all(restored, fresh, rollback, report)
@@ -402,8 +405,10 @@ class Recovery:
         assert claim is not None
         attempts = await self._ledger.do(transitions.open_recovery, claim.epoch, claim.controller_id, wishes)
         self._ledger.bind(claim.epoch)
+        failpoints.hit("restart.reserved")
         if point.snapshot is not None and self._plane is not None:
             await import_rows(self._plane, point.snapshot.path / ROWS_FILE)
+        failpoints.hit("restart.rows_restored")
         ledger_step = Meeting(len(restored), lambda: self._carry_out(rollback))
         if not restored:
             await self._carry_out(rollback)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reference_rl import queries, transitions
+from reference_rl import failpoints, queries, transitions
 from reference_rl.adoption import plan_adoption
 from reference_rl.batching import batches
 from reference_rl.control import Leases, Tenure, abort_everywhere
@@ -319,16 +319,20 @@ class Restorer:
                     raise_first(outcomes)
                     for outcome in outcomes:
                         failed |= _cannot(outcome)
+                failpoints.hit("restart.participants_restored")
                 if before_resume is not None:
                     await before_resume()
+                failpoints.hit("restart.ledger_restored")
                 for stage in gym.stages(descending=True):
                     raise_first(await everywhere(stage, self._resumer(checkpoint_id, leases)))
             except BaseException:
                 await leases.release_all()
                 await asyncio.shield(abort_everywhere(gym.participants, checkpoint_id, self._limits.timeout_ms))
                 raise
+        failpoints.hit("restart.resumed")
         continued = [(r, a) for r, a in plan.continued(attempts) if r not in failed]
         await self._ledger.do(transitions.close_restore, gym.alias, gym.incarnations(), continued)
+        failpoints.hit("restart.closed")
         return failed
 
     def _resumer(self, checkpoint_id: str, leases: Leases) -> Any:

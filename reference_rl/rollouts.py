@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from reference_rl import queries, transitions
+from reference_rl import failpoints, queries, transitions
 from reference_rl.batching import batches
 from reference_rl.control import Tenure
 from reference_rl.deployment import Deployment
@@ -132,7 +132,9 @@ class RolloutManager:
             return False
         rows = next(batches(rows, limits, _start, most=size))
         await self._ledger.do(transitions.mark_sent, [row.rollout_id for row in rows])
+        failpoints.hit("start.marked")
         reply = await self.gym.owner.client.start([_start(row) for row in rows], self._policy)
+        failpoints.hit("start.answered")
         return await self._take_outcomes(rows, reply.outcomes)
 
     async def _take_outcomes(self, rows: Sequence[RolloutRow], outcomes: Sequence[messages.StartOutcome]) -> bool:
@@ -229,6 +231,7 @@ class RolloutManager:
     async def take_page(self, page: Sequence[ServedResult]) -> list[Settled]:
         """Settle one page of results: saved or surplus, and an ACK owed for each."""
         settled = await self._ledger.do(transitions.settle, self.gym.alias, page, self._max_failures)
+        failpoints.hit("result.saved")
         for served, outcome in zip(page, settled, strict=True):
             if outcome.decision == "session_lost":
                 outcome = await self._judge_session_lost(served)
@@ -295,6 +298,7 @@ class RolloutManager:
                     return settled
                 receipts = next(batches(owed, self.gym.owner.capabilities.limits, Receipt._asdict))
                 reply = await self.gym.owner.client.acks(receipts)
+                failpoints.hit("result.acked")
                 pairs = [(receipt, o.outcome) for receipt, o in zip(receipts, reply.outcomes, strict=True)]
                 counts = await self._ledger.do(transitions.clear_debts, self.gym.alias, pairs)
                 settled += len(pairs)

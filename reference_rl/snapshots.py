@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final
 
 from pydantic import ValidationError
 
+from reference_rl import failpoints
 from reference_rl.errors import SettingsError, SnapshotDamaged, SnapshotError, SnapshotExists
 from reference_rl.sealed import SealBroken, seal, unseal
 from spec import durable, wire
@@ -194,11 +195,13 @@ class SnapshotStore:
             durable.sync_dir(Path(directory))
         durable.write_file(draft.path / MANIFEST, seal(content))
         durable.sync_dir(draft.path)
+        failpoints.hit("snapshot.manifest_written")
         final = self.root / str(draft.checkpoint_id)
         try:
             durable.rename_noreplace(draft.path, final)
         except FileExistsError:
             raise SnapshotExists(f"something is at {final.name} already") from None
+        failpoints.hit("snapshot.renamed")
         return Snapshot(final, draft.checkpoint_id, parsed)
 
     def discard(self, draft: Draft) -> None:
