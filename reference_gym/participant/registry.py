@@ -11,34 +11,26 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from reference_gym.participant.clock import Clock
-from reference_gym.participant.config import ParticipantConfig
-from reference_gym.participant.encoding import PartValues, Saved, head, start_of, start_text, state_pieces
-from reference_gym.participant.errors import SessionLost, StaleAttempt
-from reference_gym.participant.feed import Feed, Page
-from reference_gym.participant.fences import Fences, Tombstone
-from reference_gym.participant.gate import Gate
-from reference_gym.participant.jsontext import NotRepresentable, encode
-from reference_gym.participant.records import BoundaryStore, Record
-from reference_gym.participant.result import Finished, Receipt, conclude
-from reference_gym.participant.rollout import Rollout, internal_failure
+from reference_gym.participant.encoding import Saved, head, start_of, start_text
+from reference_gym.participant.feed import Page
+from reference_gym.participant.fences import Tombstone
+from reference_gym.participant.jsontext import encode
+from reference_gym.participant.live import Entry, LiveRollouts, Shared
+from reference_gym.participant.result import Finished, Receipt
+from reference_gym.participant.rollout import Rollout
 from reference_gym.participant.state import (
-    Agent,
     Policy,
-    RolloutFailure,
-    SessionUncertain,
     Start,
-    Success,
     TaskRefused,
 )
 from spec.messages import Policy as PolicyMessage
 from spec.messages import StartRollout
+
+__all__ = ["SLICE", "Entry", "Registry", "Shared"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,104 +43,8 @@ Verdict = tuple[str, Receipt | None, str | None]
 _TWICE: Verdict = ("invalid", None, "the rollout is in the batch more than once")  # CKPT-ROLL-003
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One live rollout; ``restart`` is why its work has stopped for good, or None while it works."""
-
-    rollout: Rollout
-    text: bytes
-    task: asyncio.Task[None] | None = None
-    restart: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the registry shares with the rest of its participant.
-
-    ``values`` returns what the parts hold of a rollout, ``drop`` frees it there. ``progressed`` counts a change of what
-    a cut would hold, ``freed`` tells that something has stopped. ``owns_sessions`` tells whether verifications run in
-    this participant.
-    """
-
-    gate: Gate
-    fences: Fences
-    feed: Feed
-    store: BoundaryStore
-    clock: Clock
-    values: Callable[[str], PartValues]
-    drop: Callable[[str], None]
-    progressed: Callable[[], None]
-    freed: Callable[[], None]
-    owns_sessions: bool
-
-
-class Registry:
-    """All live rollouts.
-
-    Args:
-        config: the participant's.
-        agent: the author's.
-        shared: the rest of the participant.
-    """
-
-    def __init__(self, config: ParticipantConfig, agent: Agent, shared: Shared) -> None:
-        self.live: dict[str, Entry] = {}
-        self.draining = False
-        self._config = config
-        self._agent = agent
-        self._shared = shared
-        self._stopped: set[str] = set()
-        self._restart_only: set[str] = set()
-        self._stopping: dict[str, set[asyncio.Task[None]]] = {}
-        self._sorted: list[str] | None = None
-
-    # --- the host of its rollouts -------------------------------------------------------------------------------------
-
-    @property
-    def gate(self) -> Gate:
-        """The participant's gate."""
-        return self._shared.gate
-
-    def now(self) -> float:
-        """Return the participant's monotonic time in seconds."""
-        return self._shared.clock.now()
-
-    def boundary(self, rollout: Rollout) -> None:
-        """Record the present state of a rollout as its last boundary.
-
-        Raises:
-            RolloutFailure: the state has no JSON text.
-        """
-        entry = self._entry(rollout)
-        self._shared.store.put(self._record(entry))
-        self._shared.progressed()
-
-    def verifying(self, rollout: Rollout) -> AbstractContextManager[object]:
-        """Hold while a verification runs; a prepare waits for it unless the environment says ``repeat``."""
-        environment = self._config.environment(rollout.start.environment)
-        return self._shared.gate.running(
-            "verification",
-            rollout.rollout_id,
-            rollout.attempt,
-            handler=self._shared.owns_sessions,
-            blocks=environment is None or environment.verify == "wait",
-        )
-
-    def finish(self, rollout: Rollout, outcome: Success | RolloutFailure) -> None:
-        """End a rollout with a result that is served from now on."""
-        entry = self._entry(rollout)
-        finished = conclude(rollout, outcome, self._config.limits.max_result_bytes, self.now())
-        self._remove(entry)
-        self._shared.feed.add(finished)
-        self._shared.progressed()
-
-    def stop(self, rollout: Rollout, reason: str) -> None:
-        """Stop the work of a rollout for good; it stays in state ``restart`` until it is retired (CKPT-ENV-016)."""
-        entry = self._entry(rollout)
-        entry.restart = reason
-        self._stopped.add(rollout.rollout_id)
-        self._halt(entry)
-        self._shared.progressed()
+class Registry(LiveRollouts):
+    """All rollouts of a participant that owns them; see ``LiveRollouts`` for its arguments."""
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
@@ -307,106 +203,6 @@ class Registry:
         """Return whether a task of this rollout has been told to end and has not yet."""
         return rollout_id in self._stopping
 
-    def _entry(self, rollout: Rollout) -> Entry:
-        """Return the entry of a rollout that is still current.
-
-        Raises:
-            StaleAttempt: it has ended.
-        """
-        entry = self.live.get(rollout.rollout_id)
-        if entry is None or entry.rollout is not rollout or rollout.ended:
-            raise StaleAttempt.of(rollout.rollout_id, rollout.attempt)
-        return entry
-
-    def _insert(self, entry: Entry) -> None:
-        rollout = entry.rollout
-        self.live[rollout.rollout_id] = entry
-        if self._config.restart_only(rollout.start.environment, rollout.start.agent):
-            self._restart_only.add(rollout.rollout_id)
-        self._sorted = None
-
-    def _remove(self, entry: Entry) -> None:
-        """Take a rollout out of the live ones; its work stops and can change nothing any more."""
-        rollout_id = entry.rollout.rollout_id
-        del self.live[rollout_id]
-        self._stopped.discard(rollout_id)
-        self._restart_only.discard(rollout_id)
-        self._sorted = None
-        self._shared.store.drop(rollout_id)
-        self._halt(entry)
-
-    def _halt(self, entry: Entry) -> None:
-        entry.rollout.ended = True
-        rollout_id, task = entry.rollout.rollout_id, entry.task
-        if task is not None and not task.done() and task is not asyncio.current_task():
-            self._stopping.setdefault(rollout_id, set()).add(task)
-            task.add_done_callback(partial(self._stopped_task, rollout_id))
-            task.cancel()
-        self._shared.gate.abandon(rollout_id)
-
-    def _stopped_task(self, rollout_id: str, task: asyncio.Task[None]) -> None:
-        tasks = self._stopping[rollout_id]
-        tasks.discard(task)
-        if not tasks:
-            del self._stopping[rollout_id]
-        self._shared.freed()
-
-    # --- running ------------------------------------------------------------------------------------------------------
-
-    def _run(self, entry: Entry) -> None:
-        entry.task = asyncio.get_running_loop().create_task(self._drive(entry.rollout), name=entry.rollout.key)
-
-    async def _drive(self, rollout: Rollout) -> None:
-        """Run the author's loop to its end, and make of that end what the protocol asks for."""
-        outcome: Success | RolloutFailure
-        try:
-            outcome = await self._agent.run(rollout)
-        except StaleAttempt:
-            self.end_stale(rollout)
-            return
-        except SessionUncertain:
-            if not rollout.ended:
-                self.stop(rollout, "uncertain")
-            return
-        except SessionLost as error:
-            outcome = RolloutFailure("session_lost", error.detail, terminal=False)
-        except RolloutFailure as failure:
-            outcome = failure
-        except Exception as error:
-            if rollout.ended:
-                return
-            outcome = internal_failure(rollout, error)
-        try:
-            if not rollout.ended:
-                await rollout.finish(outcome)
-        except StaleAttempt:
-            return
-        except Exception as error:
-            self.finish(rollout, internal_failure(rollout, error))
-
-    def _record(self, entry: Entry) -> Record:
-        """Return the last boundary of a rollout, encoded.
-
-        Raises:
-            RolloutFailure: its state has no JSON text.
-        """
-        rollout = entry.rollout
-        try:
-            pieces = state_pieces(rollout, entry.text, self._shared.values(rollout.rollout_id))
-        except NotRepresentable as error:
-            raise RolloutFailure("state_not_representable", str(error)[:500], terminal=True) from error
-        return Record(
-            rollout_id=rollout.rollout_id,
-            attempt=rollout.attempt,
-            turns_done=rollout.turns_done,
-            task_digest=rollout.start.task_digest,
-            environment=rollout.start.environment,
-            effects={rollout.start.environment: rollout.effects},
-            payload=pieces,
-            policy_version=max(rollout.policy_versions, default=None),
-            data_refs=tuple(rollout.data_refs),
-        )
-
     # --- what can be read ---------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
@@ -550,12 +346,3 @@ class Registry:
             self._shared.fences.raise_to(rollout_id, attempt)
             self._shared.fences.bury(rollout_id, Tombstone(attempt, "retired"))
         self._sorted = None
-
-    async def close(self) -> None:
-        """Stop every task; the process is about to end."""
-        tasks = {entry.task for entry in self.live.values() if entry.task is not None}.union(*self._stopping.values())
-        for entry in self.live.values():
-            entry.rollout.ended = True
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

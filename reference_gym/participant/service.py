@@ -12,27 +12,22 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from reference_gym.participant.artifacts import Target, WriteStopped, confine, find_foreign
-from reference_gym.participant.clock import within
-from reference_gym.participant.committing import Commit, write_error
-from reference_gym.participant.core import Caller, Core
+from reference_gym.participant.artifacts import confine
+from reference_gym.participant.commits import Commits
+from reference_gym.participant.committing import write_error
+from reference_gym.participant.core import Caller
 from reference_gym.participant.errors import (
     DeadlineExceeded,
     InvalidPhase,
-    NotFound,
-    NotReady,
     PayloadTooLarge,
     ProtocolError,
     StaleCheckpoint,
-    TargetExists,
     Unavailable,
     Unsupported,
 )
-from reference_gym.participant.feed import page_text
 from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.gate import MAX_BLOCKERS
-from reference_gym.participant.machine import Answer, EndedAs, Phase, Step, Todo, Where
-from reference_gym.participant.records import Cut
+from reference_gym.participant.machine import Answer, EndedAs, Phase, Step, Where
 from reference_gym.participant.restorer import Restorer
 from reference_gym.participant.restoring import compared, require_above_fences, require_single
 from reference_gym.participant.result import Receipt
@@ -48,120 +43,13 @@ from spec.messages import (
     RetireRequest,
     StartRequest,
 )
-from spec.wire import PROTOCOL_VERSION, CheckpointId
+from spec.wire import CheckpointId
 
 __all__ = ["Caller", "Participant"]
 
-_COUNTS = (
-    "admitted",
-    "live",
-    "restart",
-    "finished_unreleased",
-    "failed_unreleased",
-    "released",
-    "retired",
-    "unmanaged",
-)
 
-
-class Participant(Core):
+class Participant(Commits):
     """A participant of the protocol; see ``Core`` for its arguments and for what an author calls."""
-
-    # --- reading ------------------------------------------------------------------------------------------------------
-
-    def capabilities(self) -> dict[str, Any]:
-        """Return the capabilities.
-
-        Raises:
-            NotFound: it owns nothing and is no participant (CKPT-DISC-005).
-        """
-        config = self.config
-        if not self.owns:
-            raise NotFound("this server owns nothing and is not a participant")
-        schema = config.state_schema
-        told: dict[str, Any] = {
-            "name": config.name,
-            "role": config.role,
-            "owns": list(self.owns),
-            "incarnation": self.incarnation,
-            "implementation": {"name": config.implementation, "version": config.version},
-            "protocol_versions": [PROTOCOL_VERSION],
-            "profiles": list(config.profiles),
-            "features": self.features,
-            "state_schema": {"id": schema.id, "version": schema.version, "reads": list(schema.reads)},
-            "agents": [{"name": agent.name, "continuation": agent.continuation} for agent in config.agents],
-            "environments": [
-                {
-                    "name": environment.name,
-                    "continuation": environment.continuation,
-                    "verify": environment.verify,
-                    "state_version": environment.state_version,
-                }
-                for environment in config.environments
-            ],
-            "storage": self.storage,
-            "stage": config.stage,
-            "workers": {"count": config.workers, "coordinated": config.coordinated},
-            "limits": config.limits.as_json(),
-        }
-        if config.participants:
-            told["participants"] = [{"name": peer.name, "url": peer.url} for peer in config.participants]
-        return told
-
-    def status(self) -> dict[str, Any]:
-        """Return the status, all of one instant (CKPT-STATUS-027)."""
-        machine, now = self.machine, self.clock.now()
-        controller, registry = machine.controller, self.registry
-        counts = dict.fromkeys(_COUNTS, 0)
-        if registry is not None:
-            counts |= registry.counts()
-            counts["unmanaged"] = self.unmanaged_count
-        told: dict[str, Any] = {
-            "phase": machine.phase.value,
-            "gate": "open" if machine.gate_open else "closed",
-            "checkpoint_id": None if machine.open is None else str(machine.open.checkpoint_id),
-            "controller": None if controller is None else {"id": controller.name, "epoch": controller.epoch},
-            "lease_remaining_ms": machine.lease_remaining_ms(now),
-            "progress": self.progress,
-            "fresh": machine.fresh,
-            "draining": self.draining,
-            "captured": None if machine.open is None else machine.open.captured,
-            "counts": counts,
-            "last": self._last(),
-        }
-        if registry is not None:
-            told["feed"] = self.feed.id
-        return told
-
-    def rollouts_page(self, after: str, limit: int | None, state: str | None) -> bytes:
-        """Return one page of the rollouts, encoded."""
-        page = self._rollouts().page(after, self._page_items(limit), self.config.limits.max_page_bytes, state)
-        return page_text(page.items, {"next": page.next if page.more else None}, "rollouts")
-
-    def rollout(self, rollout_id: str) -> dict[str, Any]:
-        """Return one rollout.
-
-        Raises:
-            NotFound: this incarnation does not know it (CKPT-ROLL-042).
-        """
-        described = self._rollouts().describe(rollout_id)
-        if described is None:
-            raise NotFound(f"there is no rollout {rollout_id}")
-        return described
-
-    async def results(self, after: str, limit: int | None, wait_ms: int) -> bytes:
-        """Return one page of the feed, encoded, waiting for something to serve (CKPT-FEED-009)."""
-        self._rollouts()
-        deadline = self._deadline(wait_ms)
-        while True:
-            page = self.feed.page(after, self._page_items(limit), self.config.limits.max_page_bytes)
-            if page.items or self.draining or self.clock.now() >= deadline:
-                return page_text(page.items, {"feed": self.feed.id, "next": page.next, "more": page.more}, "results")
-            waiting = asyncio.ensure_future(self.feed.wait())
-            try:
-                await within(self.clock, deadline, waiting)
-            finally:
-                waiting.cancel()
 
     # --- operations of the checkpoint ---------------------------------------------------------------------------------
 
@@ -334,137 +222,6 @@ class Participant(Core):
             phase = self.machine.phase.value
             raise InvalidPhase(f"an upload is not possible in phase {phase}", **self._about_open())
 
-    # --- inside: commit -----------------------------------------------------------------------------------------------
-
-    async def _begin_commit(self, checkpoint_id: CheckpointId, request: CommitRequest) -> Where:
-        """Judge a commit; capture and begin to write if it is the one that does. Return where its id stands."""
-        left_out = bool(request.leave_out_blocked)
-        key = (request.target, left_out)
-
-        def judge() -> Step:
-            return self.machine.commit(checkpoint_id, key, self.clock.now(), leave_out_blocked=left_out)
-
-        try:
-            step = judge()
-            if step.answer is Answer.ACCEPTED:
-                directory = await self._directory(request)
-                target = self._commit.target if self._commit is not None else Target(directory)
-                foreign = await asyncio.to_thread(find_foreign, target)
-                step = judge()  # Again: while the directory was looked at, another call may have come first.
-                if step.todo is not None and not left_out:
-                    self._require_recordable()
-                if foreign is not None and step.answer is Answer.ACCEPTED:
-                    raise TargetExists(f"the target directory is not empty: it holds {foreign!r}")
-        except (InvalidPhase, NotReady) as refusal:
-            await self._directory(request)  # Arguments are judged before the phase (CKPT-ORDER-001).
-            if isinstance(refusal, NotReady):
-                raise NotReady(refusal.detail, **refusal.extra, blockers=self._blockers()[:MAX_BLOCKERS]) from None
-            raise
-        if step.answer is Answer.ACCEPTED:
-            opened = self.machine.open
-            if step.todo is not None and opened is not None:
-                cut = self._capture(without_blocked=step.todo is Todo.CAPTURE_WITHOUT_BLOCKED)
-                self._commit = Commit(str(checkpoint_id), opened.run_id, cut, target)
-            self.accept(step)
-            self._begin_writing()
-        elif self.machine.where(checkpoint_id) is Where.OPEN:
-            self.accept(step)
-        return self.machine.where(checkpoint_id)
-
-    def _require_recordable(self) -> None:
-        """Refuse a cut that would hold a record beyond the limit (CKPT-COMMIT-051 to CKPT-COMMIT-053).
-
-        Raises:
-            PayloadTooLarge: naming the limit and every such rollout.
-        """
-        others = self.registry.restarts() if self.registry is not None else {}
-        large = (key for key, reason in self._store.unable.items() if reason == "record_too_large")
-        named = sorted(key for key in large if key not in others)
-        if named:
-            limit = f"max_record_bytes {self.config.limits.max_record_bytes}"
-            text = f"the record of {named[0]} is longer than {limit} ({len(named)} in all)"
-            raise PayloadTooLarge(text, **self._about_open(), rollouts=[{"rollout_id": key} for key in named])
-
-    async def _directory(self, request: CommitRequest) -> Path:
-        """Return the directory of a commit's target.
-
-        Raises:
-            ForbiddenTarget: it is not inside a root.
-        """
-        if request.target.scheme == "file":
-            return await asyncio.to_thread(confine, request.target.path, self.config.storage_roots)
-        if self.staging is None:
-            raise NotFound("there is no staging directory")
-        return self.staging.new_cut(request.checkpoint_id)
-
-    def _capture(self, *, without_blocked: bool) -> Cut:
-        """Capture the cut, by reference, at this instant (CKPT-COMMIT-002)."""
-        records, restarts = self._store.cut()
-        found = dict(restarts)
-        if without_blocked:
-            found |= {rollout_id: "blocked" for rollout_id in self.gate.blocked_rollouts() if rollout_id in records}
-        if self.registry is not None:
-            found |= self.registry.restarts()
-        return Cut(records, found, self.feed.all(), self.fences.tombstones())
-
-    def _begin_writing(self) -> None:
-        commit = self._commit
-        if commit is None:
-            raise RuntimeError("there is no capture to write")
-        commit.renew()
-        task = asyncio.get_running_loop().create_task(self._write(commit), name=f"commit {commit.checkpoint_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _write(self, commit: Commit) -> None:
-        """Write the cut, and let the machine know how it ended."""
-        error: ProtocolError | None = None
-        try:
-            commit.written = await self._writer.write(commit)
-        except WriteStopped:
-            error = StaleCheckpoint(f"checkpoint {commit.checkpoint_id} has ended")
-        except ProtocolError as failure:
-            error = failure
-        now, opened = self.clock.now(), self.machine.open
-        if opened is not None and opened.ending is not None:
-            commit.written = None
-            self.move(Step(self.machine.stopped(now)))
-        elif error is not None:
-            self.move(Step(self.machine.write_failed(error.code, now)))
-            commit.outcome.set_exception(error)
-        elif commit.written is not None:
-            outcome = self._cut_reply(commit)
-            self.move(Step(self.machine.durable(commit.written.manifest, outcome, now)))
-            commit.outcome.set_result(commit.written)
-
-    def _cut_reply(self, commit: Commit) -> dict[str, Any]:
-        written = commit.written
-        return {
-            "captured": True,
-            "durable": written is not None,
-            "manifest": None if written is None else written.manifest,
-            "index": None if written is None else written.index,
-            "counts": {
-                **commit.cut.counts,
-                "files": 0 if written is None else written.files,
-                "bytes": 0 if written is None else written.bytes,
-            },
-        }
-
-    def _committed(self, commit: Commit) -> dict[str, Any]:
-        machine = self.machine
-        pause_ms = machine.pause_ms(self.clock.now())
-        if machine.open is None and machine.last is not None:
-            pause_ms = machine.last.pause_ms
-        return {"phase": machine.phase.value, **self._cut_reply(commit), "pause_ms": pause_ms}
-
-    def _recorded(self, checkpoint_id: CheckpointId) -> dict[str, Any]:
-        """Return the recorded reply of a commit that ended well."""
-        last = self.machine.last
-        if last is None or last.checkpoint_id != checkpoint_id or last.outcome is None:
-            raise StaleCheckpoint(f"checkpoint {checkpoint_id} is over")
-        return {"phase": self.machine.phase.value, **last.outcome, "pause_ms": last.pause_ms}
-
     # --- inside: restore ----------------------------------------------------------------------------------------------
 
     async def _begin_restore(self, checkpoint_id: CheckpointId, request: RestoreRequest, deadline: float) -> None:
@@ -511,9 +268,6 @@ class Participant(Core):
 
     # --- inside: replies ----------------------------------------------------------------------------------------------
 
-    def _blockers(self) -> list[dict[str, object]]:
-        return [blocker.as_json() for blocker in self.gate.blockers()]
-
     def _readiness(self) -> dict[str, Any]:
         """Return the reply of a prepare."""
         machine, now = self.machine, self.clock.now()
@@ -541,18 +295,6 @@ class Participant(Core):
             told["ended_as"] = last.ended_as.value if known and last is not None else EndedAs.ABORTED.value
             told["pause_ms"] = last.pause_ms if known and last is not None else 0
         return told
-
-    def _last(self) -> dict[str, Any] | None:
-        last = self.machine.last
-        if last is None:
-            return None
-        return {
-            "checkpoint_id": str(last.checkpoint_id),
-            "ended_as": last.ended_as.value,
-            "manifest": last.manifest,
-            "error_code": last.error_code,
-            "pause_ms": last.pause_ms,
-        }
 
     def _opened(self) -> None:
         """Another id has opened: committed artifacts need not be kept any longer (CKPT-ART-002)."""
