@@ -9,7 +9,7 @@ from typing import Literal
 
 from conformance.case import Case
 from conformance.controller import Json
-from conformance.gym import CONFORMANCE, RESTART_ONLY
+from conformance.gym import CONFORMANCE, RESTART_ONLY, Gym
 from conformance.model_rollouts import Stand, Start
 from conformance.script import Script, add, grow, refuse, script, world
 from conformance.witness import Hold
@@ -71,6 +71,7 @@ class Piece:
 
     Args:
         item: what it is started with.
+        restart_only: whether its agent or its environment is (CKPT-ENV-001).
         let: how many of its stops the outside has let go.
         end: how it ends once all are let go.
         attempt: the highest attempt that was ever used for it.
@@ -79,6 +80,7 @@ class Piece:
     rollout_id: str
     kind: Kind
     item: Json
+    restart_only: bool = False
     let: int = 0
     end: Literal["success", "failure", "uncertain"] = "success"
     attempt: int = 0
@@ -115,15 +117,14 @@ class Piece:
 
     def start(self, attempt: int, policy: str, *, digest: str | None = None) -> Start:
         """Return the model's item of a start of this rollout."""
-        restart_only = self.kind.environment == RESTART_ONLY
-        return Start(self.rollout_id, attempt, digest or self.item["task_digest"], policy, restart_only)
+        return Start(self.rollout_id, attempt, digest or self.item["task_digest"], policy, self.restart_only)
 
 
 def placed(case: Case, kind: Kind) -> Piece:
     """Return a fresh rollout of a kind, kept at each of its stops; it is not started yet."""
     rollout_id = case.new_id()
     item = case.item(rollout_id, environment=kind.environment, verify_in_world=kind.verified)
-    piece = Piece(rollout_id, kind, item)
+    piece = Piece(rollout_id, kind, item, _restart_only(case.gym, kind))
     case.witness.script(rollout_id, kind.script)
     for stop in kind.stops:
         if stop.at == "generation":
@@ -133,6 +134,11 @@ def placed(case: Case, kind: Kind) -> Piece:
         else:
             piece.holds.append(case.world.hold(rollout_id=rollout_id, kind="verify"))
     return piece
+
+
+def _restart_only(gym: Gym, kind: Kind) -> bool:
+    agents = {row["continuation"] for row in gym.agent.capabilities["agents"]}
+    return gym.environments()[kind.environment] == "restart_only" or agents == {"restart_only"}
 
 
 def let_go(case: Case, piece: Piece, *, failing: bool = False) -> None:

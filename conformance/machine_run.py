@@ -34,7 +34,6 @@ EXCHANGES_SHOWN = 12
 STEPS_SHOWN = 60
 STEPS = 40
 SHRINKS_FOR_S = 25.0
-TOUR_FOR_S = 25.0
 
 BudgetName = Literal["quick", "demo", "default"]
 
@@ -228,9 +227,7 @@ class Run:
             return MachineReport(outcomes, {}, cells)
         outcomes = [self._scripted(CYCLES, self._cycles), self._random()]
         if self.allowance.tours:
-            until = time.monotonic() + self.bench.patience.seconds(TOUR_FOR_S)
-            missing = [name for name in cells if not self.visits[name]]
-            outcomes.append(self._scripted(TABLE, lambda walk: self._tour(walk, missing, until)))
+            outcomes.append(self._scripted(TABLE, lambda walk: self._tour(walk, cells)))
         unvisited = [name for name in cells if not self.visits[name]]
         steps = sum(len(transcript.steps) for transcript in self.transcripts)
         shown = {name: self.visits[name] for name in cells}
@@ -251,9 +248,9 @@ class Run:
         walk.reset()
         machine_tour.cycles(walk)
 
-    def _tour(self, walk: Driver, missing: Sequence[str], until: float) -> None:
-        machine_tour.tour(walk, missing, lambda: time.monotonic() < until)
-        left = [name for name in missing if not self.visits[name]]
+    def _tour(self, walk: Driver, cells: Sequence[str]) -> None:
+        machine_tour.tour(walk, [name for name in cells if not self.visits[name]])
+        left = [name for name in cells if not self.visits[name]]
         if left:
             raise Failed(
                 "every legal cell of the phase table is visited",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from conformance.controller import Participant
 from conformance.errors import Failed
 from conformance.machine_orders import Driver, How
-from conformance.machine_outside import KINDS
+from conformance.machine_outside import KINDS, Piece
 from conformance.model_rollouts import Receipt
 from conformance.model_values import PHASES
 from spec import StateMachine
@@ -29,7 +29,7 @@ def cycles(walk: Driver) -> None:
     for kind, steps in (("short", 2), ("long", 2), ("effects", 1), ("restart", 1)):
         for _ in range(steps):
             walk.advance(pieces[kind])
-    _snapshot(walk)
+    snapshot(walk)
     walk.results()
     walk.advance(pieces["long"])
     _restore(walk, policy="second")
@@ -37,9 +37,11 @@ def cycles(walk: Driver) -> None:
     _restore(walk, policy=None)
     for kind in ("long", "verified"):
         walk.advance(pieces[kind])
-    _snapshot(walk)
+    snapshot(walk)
     walk.take_over()
     _restore(walk, policy="main", at=-1)
+    left = [piece for piece in pieces.values() if _is_left(walk, piece)]
+    walk.start([(piece, piece.attempt + 1) for piece in left])
     for piece in pieces.values():
         if walk.lives(piece):
             _to_the_end(walk, piece.rollout_id)
@@ -49,13 +51,19 @@ def cycles(walk: Driver) -> None:
     walk.look()
 
 
+def _is_left(walk: Driver, piece: Piece) -> bool:
+    """Return whether a rollout has to be started again: a restore could not continue it."""
+    return walk.agent.rollout(piece.rollout_id) is None
+
+
 def _to_the_end(walk: Driver, rollout_id: str) -> None:
     piece = walk.pieces[rollout_id]
     while piece.stop is not None:
         walk.advance(piece)
 
 
-def _snapshot(walk: Driver) -> None:
+def snapshot(walk: Driver) -> None:
+    """Take a whole snapshot, resuming before it is durable; what blocks is left out."""
     id = walk.ids("unseen")
     assert id is not None
     walk.drive("prepare", id)
@@ -96,12 +104,10 @@ def cells(machine: StateMachine, *, artifacts: bool) -> list[str]:
     return list(found)
 
 
-def tour(walk: Driver, missing: Iterable[str], spare: Callable[[], bool]) -> None:
-    """Visit cells one after the other, as long as there is time to spare."""
+def tour(walk: Driver, missing: Iterable[str]) -> None:
+    """Visit cells one after the other."""
     todo = sorted(missing, key=lambda name: PHASES.index(name.split(" × ")[0]))
     for name in todo:
-        if not spare():
-            return
         if walk.visits[name]:
             continue
         phase, operation, *relation = name.split(" × ")

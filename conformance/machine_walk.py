@@ -45,7 +45,7 @@ class Walk:
         self.controller: Controller = self.case.new_controller("walk")
         self.pieces: dict[str, Piece] = {}
         self.floors: dict[tuple[str, int], int] = {}
-        self.released: set[str] = set()
+        self.first_generation = 0
         self.visits = visits
         self.reset()
 
@@ -261,7 +261,7 @@ class Walk:
         return rollout_id in self.pieces
 
     def _rows(self) -> dict[str, Json]:
-        return self.gym.agent.rollouts() if self.pieces else {}
+        return self.agent.reader.rollouts() if self.pieces else {}
 
     def look(self) -> None:
         """Read status and rollouts of everybody; what cannot be is a failure."""
@@ -283,6 +283,8 @@ class Walk:
             for one in self.case.witness.generations(piece.rollout_id):
                 if one.attempt is None:
                     raise Failed("a policy call", expected="Gym-Attempt", got="none", requirements=("CKPT-ID-009",))
+                if one.number < self.first_generation:
+                    continue
                 floor = self.floors.get((piece.rollout_id, one.attempt), 0)
                 if one.conversation_turn <= floor:
                     raise Failed(

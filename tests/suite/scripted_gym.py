@@ -286,7 +286,7 @@ class ScriptedGym:
 
     def _json(self, body: Json, status: int = 200, media: str = "application/json") -> web.Response:
         headers = {names.HEADER_INCARNATION: self.incarnation}
-        return web.Response(text=json.dumps(body), status=status, content_type=media, headers=headers)
+        return web.Response(body=json.dumps(body).encode(), status=status, content_type=media, headers=headers)
 
     def _problem(self, operation: str, code: str) -> web.Response:
         known = self.errors[code]
