@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_gym.participant.artifacts import Target, WriteStopped, confine, find_foreign
-from reference_gym.participant.committing import Commit
+from reference_gym.participant.committing import Commit, write_error
 from reference_gym.participant.errors import (
     InvalidPhase,
     NotFound,
@@ -44,7 +44,7 @@ class Commits(Reads):
             if step.answer is Answer.ACCEPTED:
                 directory = await self._directory(request)
                 target = self._commit.target if self._commit is not None else Target(directory)
-                foreign = await asyncio.to_thread(find_foreign, target)
+                foreign = await asyncio.to_thread(_look, target)
                 step = judge()  # Again: while the directory was looked at, another call may have come first.
                 if step.todo is not None and not left_out:
                     self._require_recordable()
@@ -96,10 +96,10 @@ class Commits(Reads):
         """Capture the cut, by reference, at this instant (CKPT-COMMIT-002)."""
         records, restarts = self._store.cut()
         found = dict(restarts)
-        if without_blocked:
-            found |= {rollout_id: "blocked" for rollout_id in self.gate.blocked_rollouts() if rollout_id in records}
         if self.registry is not None:
             found |= self.registry.restarts()
+        if without_blocked:  # Last: whatever else it is, a rollout that blocks is listed as blocked (CKPT-COMMIT-032).
+            found |= {rollout_id: "blocked" for rollout_id in self.gate.blocked_rollouts() if rollout_id in records}
         return Cut(records, found, self.feed.all(), self.fences.tombstones())
 
     def _begin_writing(self) -> None:
@@ -159,3 +159,15 @@ class Commits(Reads):
         if last is None or last.checkpoint_id != checkpoint_id or last.outcome is None:
             raise StaleCheckpoint(f"checkpoint {checkpoint_id} is over")
         return {"phase": self.machine.phase.value, **last.outcome, "pause_ms": last.pause_ms}
+
+
+def _look(target: Target) -> str | None:
+    """Return the name of a foreign entry in the target, or None.
+
+    Raises:
+        ProtocolError: the directory cannot be read.
+    """
+    try:
+        return find_foreign(target)
+    except OSError as error:
+        raise write_error(error) from error

@@ -8,6 +8,7 @@ nesting beyond ``MAX_DEPTH``, bytes that are not UTF-8.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 MAX_DEPTH = 200
@@ -30,7 +31,7 @@ def decode(data: bytes) -> Any:
     """
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except NotJson:
         raise
     except UnicodeDecodeError as error:
@@ -99,6 +100,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise NotJson(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise NotJson(f"the number {text[:40]} is too large")
+    return value
 
 
 def _no_surrogates(value: Any) -> None:

@@ -14,6 +14,7 @@ import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -95,7 +96,7 @@ def read_source(
 
 
 def _manifest(directory: Path, digest: str) -> ParticipantManifest:
-    with _open(directory / MANIFEST) as file:
+    with _open(directory / MANIFEST) as file, _readable(directory / MANIFEST):
         data = file.read(MAX_MANIFEST_BYTES + 1)
     if wire.bytes_digest(data) != digest:
         raise CheckpointCorrupt(f"{MANIFEST} does not have the digest that the request names")
@@ -148,7 +149,7 @@ def _read(
     found = hashlib.sha256()
     length = number = 0
     damaged: str | None = None
-    with _open(path) as file:
+    with _open(path) as file, _readable(path):
         for number, line in enumerate(_lines(file, size), 1):
             if stop.is_set():
                 raise ReadStopped
@@ -166,6 +167,19 @@ def _read(
         raise CheckpointCorrupt(f"{path.name}, {damaged}")
     if number != records:
         raise CheckpointCorrupt(f"{path.name} has {number} records instead of {records}")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Name the file that the disk cannot give back.
+
+    Raises:
+        CheckpointCorrupt: reading it failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointCorrupt(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -138,7 +138,7 @@ class Sessions:
                     self._require_same(session, call, running.tool, running.args)
                     return await asyncio.shield(task)
                 await asyncio.wait([task])
-            elif self._participant.gate.admits_effect(call.rollout_id, call.turn, session.turn or None):
+            elif self._admits(session, call):
                 task = asyncio.get_running_loop().create_task(self._apply(session, call), name=call.request_id)
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 session.running = (call, task)
@@ -269,6 +269,14 @@ class Sessions:
             told = f"the caller has recorded {call.effects_done}"
             raise SessionLost(f"the session of {call.rollout_id} has {session.effects} effects, {told}")
         return session, None
+
+    def _admits(self, session: Session, call: EffectCall) -> bool:
+        """Return whether the gate lets an effect begin.
+
+        Where rollouts are owned the agent's open turns decide; elsewhere a turn goes on of which an effect has run.
+        """
+        begun = None if "rollouts" in self._participant.owns else session.turn or None
+        return self._participant.gate.admits_effect(call.rollout_id, call.turn, begun)
 
     def _require_same(self, session: Session, call: EffectCall, tool: str, args: Json) -> None:
         """Refuse a request id that comes with another tool or input (CKPT-EFFECT-003, CKPT-EFFECT-004)."""

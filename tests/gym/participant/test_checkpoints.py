@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import spec.durable
-from reference_gym.participant import Limits, ProtocolError
+from reference_gym.participant import EffectCall, Limits, ProtocolError
 from tests.gym.participant.kit import Gym, MovedClock, settle, until
 
 
@@ -564,3 +564,33 @@ async def test_a_higher_controllers_prepare_waits_for_what_it_ends(tmp_path: Pat
     disk.free.set()
     assert (await preparing)["ready"]
     assert "2-1" == gym.status["checkpoint_id"]
+
+
+async def test_where_rollouts_are_owned_a_closed_turn_stays_closed(gym: Gym) -> None:
+    """CKPT-GATE-001: an effect that comes from elsewhere, for a turn that the agent has closed, is held at the gate."""
+    gym.world.hold("b/1/1")
+    await gym.start("a", "b")
+    gym.loop.reply("a", [("add", 1)])
+    gym.loop.reply("b", [("add", 1)])
+    await until(lambda: gym.participant.rollout("a")["turns_done"] == 1 and "b/1/1" in gym.world.begun)
+    assert not (await gym.prepare("1-1", timeout_ms=1))["ready"]
+    late = EffectCall("a", 0, 1, "a/1/9", "add", {"n": 1}, None)
+    held = asyncio.ensure_future(gym.sessions.effect(late))
+    await settle()
+    assert "a/1/9" not in gym.world.begun
+    await gym.abort("1-1")
+    assert {"value": 2} == await held
+    gym.world.release("b/1/1")
+
+
+async def test_a_blocked_rollout_is_listed_as_blocked_whatever_else_it_is(gym: Gym) -> None:
+    """CKPT-COMMIT-032: also one that could not continue anyway."""
+    gym.world.hold("o/1/1")
+    await gym.start("o", environment="once")
+    gym.loop.reply("o", [("add", 1)])
+    await until(lambda: gym.world.begun)
+    await gym.prepare("1-1", timeout_ms=1)
+    await gym.commit("1-1", leave_out_blocked=True)
+    row = json.loads((gym.root / "1-1" / "rollouts.jsonl").read_text())
+    assert ("restart", "blocked") == (row["state"], row["reason"])
+    gym.world.release("o/1/1")

@@ -156,6 +156,7 @@ MALFORMED = [
     b'{"checkpoint_id": "1-1", "checkpoint_id": "1-1"}',
     b'{"timeout_ms": NaN}',
     b'{"timeout_ms": Infinity}',
+    b'{"timeout_ms": 1e999}',
     b"\xef\xbb\xbf{}",
     b'{"run_id": "\xff"}',
     b'{"run_id": "\\ud800"}',
