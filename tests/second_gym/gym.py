@@ -69,8 +69,6 @@ class Gym:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.limits = {**LIMITS, **settings.limits}
-        # The only records of a cut that can be long are results, and these have a limit of their own.
-        self.limits["max_record_bytes"] = max(self.limits["max_record_bytes"], 4 * self.limits["max_result_bytes"])
         self.incarnation = "i-" + secrets.token_hex(12)
         self.gate = Gate()
         self.book = Book(self.gate, self.limits)
