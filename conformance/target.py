@@ -77,6 +77,8 @@ class TargetFile:
         shared_dir: an existing directory; None: the suite makes one.
         level: 1, or 2 with `failpoint_env`.
         failpoint_env: variable that sets a fail point, or None.
+        unmanaged: the Gym's own older route that runs one rollout and answers when it has ended: `path` and `body`,
+            whose string `{policy}` becomes the policy object; it must ask the policy at least twice.
     """
 
     start: tuple[str, ...]
@@ -87,6 +89,7 @@ class TargetFile:
     policy_env: str = "GYM_POLICY_TOKEN"
     shared_dir: str | None = None
     failpoint_env: str | None = None
+    unmanaged: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, path: Path) -> TargetFile:
@@ -187,21 +190,10 @@ class ProcessTarget(Target):
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lives += 1
         announce = self._work_dir / f"announce-{self._lives}.json"
-        values = {
-            "dir": str(self.data_dir),
-            "announce": str(announce),
-            "world_url": self._world_url,
-            "shared_dir": str(self.shared_dir),
-            "python": sys.executable,
-        }
+        values = self._values(announce)
         for name, text in self.file.files.items():
             (self.data_dir / name).write_text(_fill(text, values))
-        environment = {**os.environ, **{key: _fill(value, values) for key, value in self.file.env.items()}}
-        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
-        environment[self.file.control_env] = self.tokens["control"]
-        environment[self.file.data_env] = self.tokens["data"]
-        environment[self.file.policy_env] = self.policy_token
-        environment[SERVER_ENVIRONMENT_WORLD_URL] = self._world_url
+        environment = self._environment(values)
         if failpoint is not None and self.file.failpoint_env is not None:
             environment[self.file.failpoint_env] = failpoint
         self._close_log()
@@ -221,6 +213,26 @@ class ProcessTarget(Target):
             raise TargetUnreachable(f"cannot start {argv[0]}: {error}") from error
         self._await_announcement(announce)
 
+    def _values(self, announce: Path) -> dict[str, str]:
+        """Return what the placeholders of target.yaml stand for."""
+        return {
+            "dir": str(self.data_dir),
+            "announce": str(announce),
+            "world_url": self._world_url,
+            "shared_dir": str(self.shared_dir),
+            "python": sys.executable,
+        }
+
+    def _environment(self, values: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the Gym's process."""
+        environment = {**os.environ, **{key: _fill(value, values) for key, value in self.file.env.items()}}
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+        environment[self.file.control_env] = self.tokens["control"]
+        environment[self.file.data_env] = self.tokens["data"]
+        environment[self.file.policy_env] = self.policy_token
+        environment[SERVER_ENVIRONMENT_WORLD_URL] = self._world_url
+        return environment
+
     def _await_announcement(self, announce: Path) -> None:
         def announced() -> Any:
             if not self.running:
@@ -234,6 +246,32 @@ class ProcessTarget(Target):
             self.kill()
             raise TargetUnreachable(f"{error}; its log ends with:\n{self.logs()[-2000:]}") from error
         self._announced = [Endpoint(row["url"], row.get("name"), row.get("pid")) for row in found["participants"]]
+
+    def refuses_to_start_without_tokens(self) -> bool:
+        """Start a second process whose environment holds no token; True if it ends without announcing itself."""
+        directory = self._work_dir / "tokenless"
+        directory.mkdir(exist_ok=True)
+        announce = directory / "announce.json"
+        values = {**self._values(announce), "dir": str(directory)}
+        for name, text in self.file.files.items():
+            (directory / name).write_text(_fill(text, values))
+        hidden = {self.file.control_env, self.file.data_env}
+        environment = {key: value for key, value in self._environment(values).items() if key not in hidden}
+        argv = [_fill(word, values) for word in self.file.start]
+        with (directory / "log").open("wb") as log:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=directory
+            )
+            try:
+                self.patience.until(
+                    lambda: process.poll() is not None or announce.exists(),
+                    "it ends or listens",
+                    within_s=START_WITHIN_S,
+                )
+                return not announce.exists()
+            finally:
+                process.kill()
+                process.wait()
 
     def term(self) -> int:
         """Send SIGTERM, wait for the end, and return the exit code."""

@@ -284,14 +284,28 @@ def a_stale_call_ends_its_rollout_without_a_result(case: Case) -> None:
     case.equal(True, reply["ready"], "it blocks nothing", "CKPT-FENCE-013")
 
 
-@check("CKPT-ENV-001", "CKPT-ENV-002", profile="checkpoint", features=COMMON, storage=True, budget=("quick", "demo"))
+@check(
+    "CKPT-ENV-001",
+    "CKPT-ENV-002",
+    "CKPT-DIR-030",
+    profile="checkpoint",
+    features=COMMON,
+    storage=True,
+    budget=("quick", "demo"),
+)
 def each_continuation_has_its_index_state(case: Case) -> None:
     """C08: a `restart_only` rollout is listed as `restart`, others as `turn` with what they have done, 0 included."""
     rollouts = [case.start_at(n) for n in (0, 1)]
     restart = case.start_at(1, environment=RESTART_ONLY)
     cut = take_cut(case)
     saved = cut.row(case, restart.rollout_id)
-    case.equal(("restart", "restart_only"), (saved["state"], saved.get("reason")), "restart_only", "CKPT-ENV-001")
+    case.equal(
+        ("restart", "restart_only"),
+        (saved["state"], saved.get("reason")),
+        "restart_only",
+        "CKPT-ENV-001",
+        "CKPT-DIR-030",
+    )
     if "turn-recovery" in case.gym.profiles:
         for turns, rollout in enumerate(rollouts):
             row = cut.row(case, rollout.rollout_id)

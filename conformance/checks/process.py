@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
 import time
 
-from conformance.case import Case, Rollout
+from conformance.case import DEFAULT_SCRIPT, Case, Rollout
 from conformance.checks.snapshots import LONG, judge_kept_turns
+from conformance.checks.snapshots_sources import verifies
 from conformance.controller import Json
-from conformance.cuts import Cut, committed_at, prepared_at, restore_cut, restored_at, take_cut
-from conformance.errors import LostRequest, NotOffered
+from conformance.cuts import Cut, committed_at, prepared_at, reset, restore_cut, restored_at, take_cut, target_for
+from conformance.errors import Lost, LostRequest, NotOffered
 from conformance.gym import Gym
 from conformance.registry import check
-from conformance.script import add, script, world
+from conformance.script import add, grow, script, world
 
 COMMON = ("conformance",)
 
@@ -132,6 +135,7 @@ def twenty_steps_straight_and_in_halves(case: Case) -> None:
     "CKPT-FENCE-004",
     "CKPT-CTRL-007",
     "CKPT-CKID-010",
+    "CKPT-DIR-023",
     profile="checkpoint",
     level=1,
     features=COMMON,
@@ -165,6 +169,9 @@ def a_kill_in_every_phase(case: Case) -> None:
                 _new_life(case, status)
         agent_kept = case.agent.capabilities["incarnation"] == before[case.agent.name][0]
         if agent_kept:
+            # Turn 2 had been asked: what its question depends on was on disk before it left.
+            kept = case.row(rollout)["turns_done"] if phase != "restored" else 1
+            case.equal(1, kept, "a turn on which a policy call depended", "CKPT-DIR-023")
             stale = case.outcome(case.item(fenced, attempt=4))["outcome"]
             case.equal("stale_attempt", stale, "a fence outlives the process", "CKPT-FENCE-004", "CKPT-ID-022")
         if phase == "restored":
@@ -347,3 +354,145 @@ def a_stopped_gym_is_taken_over(case: Case) -> None:
     case.refused(reply, "stale_controller", "the old one", "CKPT-CTRL-005")
     case.release(rollout)
     case.body(rollout)
+
+
+@check(
+    "CKPT-DIR-001",
+    "CKPT-DIR-002",
+    "CKPT-PHASE-009",
+    "CKPT-PHASE-010",
+    profile="checkpoint",
+    level=1,
+    features=COMMON,
+    shared_dir=True,
+)
+def a_kill_during_a_commit(case: Case) -> None:
+    """C40: killed while it writes a cut: no manifest, or one whose every file fits; `last` agrees with it."""
+    rollouts = [case.start_at(1, script(grow(300_000), "done")) for _ in range(8)]
+    p = case.sessions
+    before = p.capabilities["incarnation"]
+    open_id = prepared_at(case, p)
+    target, directory = target_for(case, p, open_id)
+    case.step("commit, and SIGKILL while it is written")
+    committing = case.wire.background(lambda: case.controller.commit(p, open_id, target))
+    case.until(lambda: any(directory.iterdir()) or committing.done(), "the first file is there")
+    case.process.kill()
+    with contextlib.suppress(Lost):
+        committing.result()
+    try:
+        manifest = verifies(directory)
+    except (ValueError, OSError) as error:
+        case.true(False, "a manifest comes last and whole", "CKPT-DIR-001", "CKPT-DIR-002", got=str(error))
+    case.process.start()
+    rediscover_quietly(case)
+    reborn_p = next(q for q in case.gym.participants if q.name == p.name)
+    if reborn_p.capabilities["incarnation"] == before:
+        key = "CKPT-PHASE-010" if manifest else "CKPT-PHASE-009"
+        last = reborn_p.status()["last"]
+        wanted = "committed" if manifest else "failed"
+        case.equal((open_id, wanted), (last["checkpoint_id"], last["ended_as"]), "last", key)
+    for rollout in rollouts:
+        case.release(rollout)
+
+
+def rediscover_quietly(case: Case) -> None:
+    """Find the participants of the running Gym again, without adopting anyone."""
+    case.wire.reconnect()
+    found = Gym.discover(case.wire, [endpoint.url for endpoint in case.process.endpoints])
+    case.gym.participants = found.participants
+
+
+@check(
+    "CKPT-PHASE-017",
+    "CKPT-PHASE-019",
+    "CKPT-PHASE-013",
+    profile="turn-recovery",
+    level=1,
+    features=COMMON,
+    storage=True,
+)
+def a_kill_in_restored_fences_what_was_installed(case: Case) -> None:
+    """N16: killed in `restored` with its incarnation kept: the installed attempts and results stay fenced."""
+    rollout = case.start_at(1)
+    done, _ = case.finished(script("done"))
+    cut = take_cut(case)
+    case.release(rollout)
+    lists = restore_cut(case, cut, resume=False)
+    before = case.agent.capabilities["incarnation"]
+    case.process.kill()
+    case.process.start()
+    rediscover(case)
+    if case.agent.capabilities["incarnation"] != before:
+        raise NotOffered("it takes a new incarnation instead")
+    attempt = lists.next_attempts[rollout.rollout_id]
+    for item, key in (({**rollout.item, "attempt": attempt}, "CKPT-PHASE-017"), (done.item, "CKPT-PHASE-019")):
+        case.equal("stale_attempt", case.outcome(item)["outcome"], "what was installed is fenced", key)
+    again = case.start(rollout_id=rollout.rollout_id, attempt=attempt + 1)
+    case.body(again, "CKPT-PHASE-017")
+
+
+@check("CKPT-GATE-023", profile="turn-recovery", level=1, features=COMMON)
+def budgets_stop_while_the_process_is_down(case: Case) -> None:
+    """C28: down for longer than the whole budget: with the incarnation kept the rollout still succeeds."""
+    rollout = case.start_at(1, episode_ms=2500)
+    before = case.agent.capabilities["incarnation"]
+    case.process.kill()
+    case.step("down for 2.6 s")
+    case.patience.pause(2.6)
+    case.process.start()
+    rediscover(case)
+    if case.agent.capabilities["incarnation"] != before:
+        raise NotOffered("it takes a new incarnation instead")
+    case.release(rollout)
+    case.body(rollout, "CKPT-GATE-023")
+
+
+@check(
+    "CKPT-STATUS-022",
+    "CKPT-STATUS-023",
+    "CKPT-PREP-015",
+    "CKPT-GATE-022",
+    "CKPT-COMMIT-007",
+    "CKPT-RESTORE-017",
+    "CKPT-DISC-029",
+    profile="checkpoint",
+    level=1,
+    storage=True,
+)
+def an_unmanaged_rollout_is_left_alone(case: Case) -> None:
+    """N14: a rollout of the Gym's older route: counted, not captured, neither held nor dropped; no header of ours."""
+    route = case.process.file.unmanaged
+    if route is None:
+        raise NotOffered("target.yaml names no older route")
+    before = case.agent.status()["counts"]
+    hold = case.witness.hold(None, 1)
+    case.witness.script("", DEFAULT_SCRIPT)  # of policy calls that name no rollout
+    policy = case.witness.policy(f"{case.prefix}older")
+    body = {key: policy if value == "{policy}" else value for key, value in dict(route["body"]).items()}
+    content = json.dumps(body).encode()
+    url = case.agent.url + route["path"]
+    headers = {"Content-Type": "application/json"}
+    case.step("run a rollout through the older route; its first policy call is held")
+    running = case.wire.background(
+        lambda: case.wire.raw("POST", url, headers=headers, content=content, plane="data", within_s=30)
+    )
+    first = hold.wait_asked()
+    ours = [name for name in first.headers if name.startswith("gym-")]
+    case.equal([], ours, "headers of this protocol", "CKPT-DISC-029")
+    counts = case.agent.status()["counts"]
+    case.equal(before["unmanaged"] + 1, counts.pop("unmanaged"), "it is counted", "CKPT-STATUS-022")
+    case.equal({k: v for k, v in before.items() if k in counts}, counts, "and nowhere else", "CKPT-STATUS-023")
+    open_id = case.controller.next_id()
+    for p in case.gym.participants:
+        ready = case.accepted(case.controller.prepare(p, open_id), "prepare")
+        case.equal(True, ready["ready"], "it blocks nothing", "CKPT-PREP-015")
+    cut = take_cut(case, checkpoint_id=open_id, resume=False)
+    others = {key for key in cut.parts[case.agent.name].rows if not key.startswith(case.bench.nonce)}
+    case.equal(set(), others, "rows of the unmanaged one", "CKPT-COMMIT-007")
+    hold.release()
+    case.until(lambda: case.witness.generations(address=f"{case.prefix}older", turn=2), "it goes on", "CKPT-GATE-022")
+    for p in case.gym.participants:
+        case.controller.abort(p, open_id)
+    reset(case)
+    reply = running.result()
+    case.accepted(reply, "the older route answers as ever", "CKPT-RESTORE-017", "CKPT-GATE-022")

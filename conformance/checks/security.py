@@ -43,6 +43,13 @@ def no_token_is_ever_said(case: Case) -> None:
         case.equal([], found, "texts that hold a token", "CKPT-SEC-006")
 
 
+@check("CKPT-SEC-009", level=1)
+def no_token_no_start(case: Case) -> None:
+    """A Gym whose environment holds no token does not start."""
+    refused = case.process.refuses_to_start_without_tokens()
+    case.true(refused, "it ends instead of listening", "CKPT-SEC-009", got="it listens")
+
+
 @check("CKPT-SEC-008", each="participant")
 def planes_have_tokens_of_their_own(case: Case) -> None:
     """The tokens of control plane and data plane differ."""

@@ -562,6 +562,7 @@ def a_restore_takes_a_higher_attempt(case: Case) -> None:
     "CKPT-RESTORE-032",
     "CKPT-RESTORE-019",
     "CKPT-RESTORE-059",
+    "CKPT-ABORT-012",
     "CKPT-ID-024",
     "CKPT-ID-025",
     profile="turn-recovery",
@@ -572,6 +573,7 @@ def a_restore_takes_a_higher_attempt(case: Case) -> None:
 def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
     """N12, N16: in `restored` nothing runs; abort discards what was installed and fences its attempts."""
     rollout = case.start_at(1)
+    done, _ = case.finished(script("done"))
     cut = take_cut(case)
     incarnations = [p.capabilities["incarnation"] for p in case.gym.participants]
     case.release(rollout)
@@ -592,6 +594,7 @@ def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
     case.equal(0, case.agent.status()["counts"]["live"], "nothing is left", "CKPT-ABORT-007")
     outcome = case.outcome({**rollout.item, "attempt": attempt})
     case.equal("stale_attempt", outcome["outcome"], "the restored attempt is fenced", "CKPT-ABORT-008")
+    case.equal("stale_attempt", case.outcome(done.item)["outcome"], "a discarded result's too", "CKPT-ABORT-012")
 
 
 @check(
