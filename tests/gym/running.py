@@ -78,7 +78,7 @@ class RunningGym:
                     "processes": self.processes,
                     "conformance": {"world_url": self.world_url},
                     "limits": {"policy_retry_ms": 3_000, "shutdown_grace_ms": 1_000} | dict(self.limits),
-                    "timeouts": {"peer_retry_ms": 3_000} | dict(self.timeouts),
+                    "timeouts": {"peer_retry_ms": 30_000} | dict(self.timeouts),
                 }
             )
         )
