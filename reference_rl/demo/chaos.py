@@ -23,7 +23,7 @@ from reference_rl.sealed import unseal
 from spec.wire import bytes_digest, parse_checkpoint_id
 
 INTERVAL_S = 0.3
-LONGEST_S = 4.0
+LONGEST_S = 2.0
 RESTARTING_S = 1.5
 RESTART_S = 60.0
 
@@ -124,7 +124,7 @@ class Chaos:
                 break
             if last is not None and len(stage.events("restarted")) > restarts:
                 self._judge_restart(stage, last)
-            if self._done >= self._kills or not self._wait_for_moment(stage, self._moment(last)):
+            if self._done >= self._kills or not self._wait_for_moment(stage, last is None):
                 break
             stage.kill_all()
             if last is not None:
@@ -146,18 +146,28 @@ class Chaos:
         stage.wait(lambda: restarted() or rl.process.poll() == 0, "the event `restarted`", RESTART_S)
         return restarted()
 
-    def _moment(self, last: Kill | None) -> float:
-        """Seconds until the next kill: in the middle of the work, of a restart, or right after one, in turn."""
-        if last is None or self._done % 3 == 0:
-            return self._random.uniform(0.0, LONGEST_S)
-        return self._random.uniform(0.0, RESTARTING_S) if self._done % 3 == 1 else 0.0
+    def _wait_for_moment(self, stage: Stage, is_first: bool) -> bool:
+        """Wait for the next kill: in the middle of the work, of a restart, or right after one, in turn.
 
-    def _wait_for_moment(self, stage: Stage, moment: float) -> bool:
-        """Wait for the next kill, in seconds from now; False if the run finished before it."""
-        bound = time.monotonic() + moment
+        The middle of the work begins, three times out of four, with the first snapshot of this life; so a slow machine
+        does not turn all kills into kills of processes that are only starting.
+
+        Returns:
+            False if the run finished before the moment.
+        """
         rl = stage.rl
         assert rl is not None
-        stage.wait(lambda: rl.process.poll() == 0 or time.monotonic() >= bound, "the moment", moment + 10)
+        kind = "work" if is_first else ("work", "restart", "right after")[self._done % 3]
+        if kind == "work" and self._random.random() < 0.75:
+            seen = len(stage.events("snapshot_published"))
+            stage.wait(
+                lambda: rl.process.poll() == 0 or len(stage.events("snapshot_published")) > seen,
+                "a snapshot to be published",
+                RESTART_S,
+            )
+        moment = {"work": self._random.uniform(0.0, LONGEST_S), "restart": self._random.uniform(0.0, RESTARTING_S)}
+        bound = time.monotonic() + moment.get(kind, 0.0)
+        stage.wait(lambda: rl.process.poll() == 0 or time.monotonic() >= bound, "the moment", LONGEST_S + 10)
         return not rl.ended()
 
     def _record(self, stage: Stage) -> Kill:
