@@ -67,7 +67,8 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Know what an uninterrupted rollout of each kind gives."""
+        """Begin with an empty Gym, and know what an uninterrupted rollout of each kind gives."""
+        self.walk.begin()
         if not self.bodies and self.bench.has_world:
             self.walk.baseline(kind for kind in KINDS.values())
             self.walk.reset()

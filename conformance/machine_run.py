@@ -276,6 +276,7 @@ class Run:
         with self._judged(check) as found:
             try:
                 walk = Driver(self.bench, 4_000_000 + next(numbers), self.visits, self.bodies)
+                walk.begin()
                 story(walk)
             finally:
                 found.steps = walk.case.steps if walk else []

@@ -42,11 +42,16 @@ class Walk:
         self.case = Case(bench, "machine", number)
         self.gym = bench.gym
         self.bodies = bodies
-        self.controller: Controller = self.case.new_controller("walk")
+        self.controller = Controller("nobody", 1)
         self.pieces: dict[str, Piece] = {}
         self.floors: dict[tuple[str, int], int] = {}
         self.first_generation = 0
         self.visits = visits
+        self.watches: dict[str, Watch] = {}
+
+    def begin(self) -> None:
+        """Become the controller of the Gym, and begin with nothing in it."""
+        self.controller = self.case.new_controller("walk")
         self.reset()
 
     @property
@@ -67,6 +72,7 @@ class Walk:
     def reset(self) -> None:
         """Leave no rollout of anybody, so that the counts of a status start from nothing, and know what is true."""
         id = self.controller.next_id()
+        self.case.step(f"reset every participant: restore {id} of source null, resume")
         for participant in self.gym.descending:
             reply = self.controller.restore(participant, id, None)
             self.case.accepted(reply, f"{participant.name} resets", "CKPT-RESTORE-031")

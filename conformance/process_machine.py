@@ -150,7 +150,8 @@ class ProcessMachine(RuleBasedStateMachine):
 
     @initialize(target=rollouts)
     def begin(self) -> Any:
-        """Start one rollout of each kind."""
+        """Begin with an empty Gym and start one rollout of each kind."""
+        self.walk.begin()
         pieces = [self.walk.place(kind) for kind in KINDS.values()]
         self.walk.start([(piece, 0) for piece in pieces])
         return multiple(*(piece.rollout_id for piece in pieces))
