@@ -17,12 +17,10 @@ import aiohttp
 import pytest
 
 from spec import wire
+from tests.gym.controller import CONTROL_TOKEN, DATA_TOKEN, Refused
 from tests.gym.running import (
-    CONTROL_TOKEN,
-    DATA_TOKEN,
     FORMS,
     POLICY_TOKEN,
-    Refused,
     RunningGym,
     alive,
     environment,
