@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's side of the Gym Checkpoint Protocol, as a library and as the command `reference-rl`.
 
-``Deployment`` finds and judges the participants of a Gym, ``RolloutManager`` runs rollouts in it, ``Checkpointer`` takes snapshots,
-``Recovery`` brings a run back. ``Ledger``, ``SnapshotStore`` and ``DataPlane`` hold what must survive.
+``Deployment`` finds and judges the participants of a Gym, ``RolloutManager`` runs rollouts in it, ``Checkpointer``
+takes snapshots, ``Recovery`` brings a run back. ``Ledger``, ``SnapshotStore`` and ``DataPlane`` hold what must
+survive.
 """
 
 from reference_rl.checkpointer import Checkpointer, OpenSnapshot, Report
@@ -15,7 +16,6 @@ from reference_rl.errors import (
     BrokenReply,
     EpochTaken,
     GymError,
-    IncarnationChanged,
     Incompatible,
     Indefinite,
     InvariantViolated,
@@ -60,7 +60,6 @@ __all__ = [
     "Events",
     "GymClient",
     "GymError",
-    "IncarnationChanged",
     "Incompatible",
     "Indefinite",
     "InvariantViolated",
@@ -71,8 +70,8 @@ __all__ = [
     "OpenSnapshot",
     "Participant",
     "Problem",
-    "RecoveryFailed",
     "Recovery",
+    "RecoveryFailed",
     "Refused",
     "Report",
     "RestartReport",

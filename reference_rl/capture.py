@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from reference_rl import failpoints, queries
@@ -14,7 +15,6 @@ from reference_rl.control import Leases, abort_everywhere
 from reference_rl.deployment import Deployment, Outcome, Participant, everywhere
 from reference_rl.errors import (
     GymError,
-    IncarnationChanged,
     InvariantViolated,
     SnapshotFailed,
     Superseded,
@@ -184,9 +184,7 @@ class Capture:
     def metrics(self) -> dict[str, Any]:
         """Return what the cut holds and how long each step took; times in milliseconds."""
         marks = list(self._marks.items())
-        steps = {
-            f"{name}_ms": round((at - before) * 1000) for (_, before), (name, at) in zip(marks, marks[1:], strict=False)
-        }
+        steps = {f"{name}_ms": round((at - before) * 1000) for (_, before), (name, at) in pairwise(marks)}
         return {
             "pause_ms": max(self._pauses.values(), default=0),
             "pauses_ms": dict(self._pauses),
@@ -198,7 +196,7 @@ class Capture:
             "renew_failures": self._leases.failures,
         }
 
-    # --- one participant -----------------------------------------------------------------------------------------------
+    # --- one participant --------------------------------------------------------------------------------------
 
     async def _prepare_gym(self, gym: Deployment) -> None:
         for stage in gym.stages():
@@ -277,7 +275,7 @@ class Capture:
             return {"scheme": "file", "path": str(path)}
         return {"scheme": "file", "path": f"{root.rstrip('/')}/{self._draft.path.name}/gym/{alias}/{name}"}
 
-    # --- everywhere ----------------------------------------------------------------------------------------------------
+    # --- everywhere -------------------------------------------------------------------------------------------
 
     def _members(self) -> list[Member]:
         return [Member(gym, participant) for gym in self.gyms for participant in gym.participants]
@@ -343,7 +341,7 @@ class Capture:
         if error is None:
             return outcome.value
         _raise_fatal(error)
-        if isinstance(error, IncarnationChanged) or (isinstance(error, GymError) and error.code == "stale_incarnation"):
+        if isinstance(error, GymError) and error.code == "stale_incarnation":
             self.gone.add(member.gym.alias)
         if isinstance(error, SnapshotFailed):
             raise error

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Taking snapshots: the sequence, and what a failure of it means.
 
-A snapshot that fails before its publication is aborted everywhere, counted, and forgotten: the one before stays in use and the
-run goes on. Only a supersession or a violated invariant leaves this module as anything else than :class:`SnapshotFailed`.
+A snapshot that fails before its publication is aborted everywhere, counted, and forgotten: the one before stays in
+use and the run goes on. Only a supersession or a violated invariant leaves this module as anything else than
+:class:`SnapshotFailed`.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class Checkpointer:
     def snapshot(self) -> SnapshotContext:
         """Return ``async with``: the cut is captured and the gates are open inside, it is published at the end.
 
-        Entering raises :class:`SnapshotFailed` when nothing could be captured; an exception inside, or a failure at the end,
-        aborts everywhere. Use :meth:`take` where a failure shall not be an exception.
+        Entering raises :class:`SnapshotFailed` when nothing could be captured; an exception inside, or a failure at
+        the end, aborts everywhere. Use :meth:`take` where a failure shall not be an exception.
         """
         return SnapshotContext(self)
 
@@ -159,7 +160,7 @@ class Checkpointer:
                     return True
         return False
 
-    # --- the sequence, called by the context ---------------------------------------------------------------------------
+    # --- the sequence, called by the context ------------------------------------------------------------------
 
     async def begin(self, *, reduced: bool = False) -> OpenSnapshot:
         """Run the sequence up to open gates and a captured ledger.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `reference-rl`.
 
-Exit codes: 0 done · 1 unexpected · 2 usage or settings · 3 a violated invariant, evidence saved · 4 a Gym cannot be reached or
-recovered · 5 superseded by a higher controller · 6 refused as incompatible · 143 stopped by SIGTERM after a snapshot.
+Exit codes: 0 done · 1 unexpected · 2 usage or settings · 3 a violated invariant, evidence saved · 4 a Gym cannot be
+reached or recovered · 5 superseded by a higher controller · 6 refused as incompatible · 143 stopped by SIGTERM after
+a snapshot.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ async def _run(settings: RunSettings) -> int:
         if session.is_done():
             session.events.emit("done", already=True)
             return EXIT_DONE
-        return await session.run()
+        code = await session.run()
     except InvariantViolated as error:
         session.events.emit("invariant_violated", reason=str(error), evidence=str(session.save_evidence(error)))
         raise
     except RlError as error:
         session.events.emit("failed_run", reason=str(error), kind=type(error).__name__)
         raise
+    else:
+        typer.echo(summary(session))
+        return code
     finally:
         session.close()
 
@@ -75,6 +79,19 @@ def recover(
         typer.echo(f"passed over: {text}")
     for prospect in seen.rollouts:
         typer.echo(f"{prospect.rollout_id}  {prospect.how}  turns kept {prospect.turns_kept}  {prospect.reason}")
+
+
+def summary(session: Session) -> str:
+    """Return one line about a run that has ended, whether it goes on in column 2 included."""
+    values = session.write_metrics()
+    text = f"{session.settings.run_id}: {values['samples_trained']:.0f} samples trained, "
+    text += f"{values['rollouts_failed']:.0f} failed, {values['rollouts_unfinished']:.0f} unfinished"
+    if "ckpt_snapshots_published" in values:
+        text += f"; snapshots: {values['ckpt_snapshots_published']:.0f} published, "
+        text += f"{values['ckpt_snapshots_failed']:.0f} failed"
+    if values.get("ckpt_fallen_back_to_column_2"):
+        text += "; FALLEN BACK TO COLUMN 2: a restart of its Gyms would begin at older snapshots"
+    return text
 
 
 @snapshots.command("list")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One participant: typed calls over HTTP, and what each failure means.
 
-The client owns no event loop and no policy of when to call what. It sends one call, reads the reply against its schema, and
-turns everything else into an error that says which participant, which operation, and whether the effect is definite.
+The client owns no event loop and no policy of when to call what. It sends one call, reads the reply against its
+schema, and turns everything else into an error that says which participant, which operation, and whether the effect
+is definite.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class GymClient:
         self._token = token
         self._settings = settings or ClientSettings()
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------
 
     async def capabilities(self) -> messages.Capabilities:
         """Return what the participant is and can."""
@@ -135,7 +136,7 @@ class GymClient:
         query = {"after": after, "wait_ms": wait_ms, "limit": limit}
         return await self._get("getResults", "/results", messages.ResultsPage, query, wait_ms=wait_ms)
 
-    # --- the checkpoint ------------------------------------------------------------------------------------------------
+    # --- the checkpoint ---------------------------------------------------------------------------------------
 
     async def prepare(
         self, checkpoint_id: str, run_id: str, *, timeout_ms: int, lease_ms: int
@@ -193,7 +194,7 @@ class GymClient:
         }
         return await self._post("retire", "/retire", body, messages.RetireResponse, timeout_ms)
 
-    # --- rollouts and results ------------------------------------------------------------------------------------------
+    # --- rollouts and results ---------------------------------------------------------------------------------
 
     async def start(self, rollouts: Sequence[Mapping[str, Any]], policy: Mapping[str, str]) -> messages.StartResponse:
         """Start a batch."""
@@ -205,7 +206,7 @@ class GymClient:
         body = {"receipts": [{"rollout_id": r[0], "attempt": r[1], "digest": r[2]} for r in receipts]}
         return await self._post("ackResults", "/acks", body, messages.AcksResponse, self._settings.call_ms)
 
-    # --- artifacts -----------------------------------------------------------------------------------------------------
+    # --- artifacts --------------------------------------------------------------------------------------------
 
     async def get_artifact(self, checkpoint_id: str, name: str) -> bytes:
         """Return one file of a committed cut."""
@@ -219,7 +220,7 @@ class GymClient:
         path = f"/checkpoints/{checkpoint_id}/artifacts/{name}"
         await self._retrying(_Call("putArtifact", "PUT", path, self._settings.call_ms, body=data), lambda _: None)
 
-    # --- one call ------------------------------------------------------------------------------------------------------
+    # --- one call ---------------------------------------------------------------------------------------------
 
     async def _get(
         self, operation: str, path: str, kind: type[M], query: Mapping[str, Any] | None = None, *, wait_ms: int = 0

@@ -33,9 +33,9 @@ class Restart:
 def cross_check(cuts: Iterable[Cut]) -> list[Restart]:
     """Return the rollouts whose rows do not add up to a state that can continue, sorted by rollout.
 
-    A rollout restarts when any index calls it ``restart``, when a row is missing where the owner of rollouts counts effects in
-    one of that participant's continuing environments, when the numbers of effects differ, or when the rows are of different
-    attempts.
+    A rollout restarts when any index calls it ``restart``, when a row is missing where the owner of rollouts counts
+    effects in one of that participant's continuing environments, when the numbers of effects differ, or when the rows
+    are of different attempts.
     """
     cuts = tuple(cuts)
     owners = [cut for cut in cuts if cut.owns_rollouts]

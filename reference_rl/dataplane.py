@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data plane: where token rows live. An interface, and an embedded default.
 
-A row is what the policy side stores for one turn (token ids, log-probabilities), under (rollout, attempt, turn). A Gym only
-refers to rows, by the text form of that key or by a prefix of it, e.g. ``run_g0_s1/0/`` for everything of attempt 0.
+A row is what the policy side stores for one turn (token ids, log-probabilities), under (rollout, attempt, turn). A
+Gym only refers to rows, by the text form of that key or by a prefix of it, e.g. ``run_g0_s1/0/`` for everything of
+attempt 0.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class RowKey(NamedTuple):
 class DataPlane(Protocol):
     """What the controller needs of a data plane; every method may be called from any coroutine.
 
-    ``pin`` holds rows under a name against deletion, ``unpin`` lets them go; a deletion of a pinned row is put off until no
-    pin is left. ``flush`` returns when everything that was put is durable.
+    ``pin`` holds rows under a name against deletion, ``unpin`` lets them go; a deletion of a pinned row is put off
+    until no pin is left. ``flush`` returns when everything that was put is durable.
     """
 
     async def put(self, key: RowKey, row: Row) -> None:
@@ -118,12 +119,8 @@ class EmbeddedDataPlane:
     async def list(self, prefix: str = "") -> Sequence[RowKey]:
         """Return the keys whose text begins with ``prefix``, sorted."""
         rollout_id = prefix.partition("/")[0] if "/" in prefix else None
-        where, values = ("WHERE rollout_id = ?", (rollout_id,)) if rollout_id else ("", ())
-        found = await asyncio.to_thread(
-            self._query,
-            f"SELECT rollout_id, attempt, turn FROM rows {where} ORDER BY 1, 2, 3",
-            values,
-        )
+        query = "SELECT rollout_id, attempt, turn FROM rows WHERE ? IS NULL OR rollout_id = ? ORDER BY 1, 2, 3"
+        found = await asyncio.to_thread(self._query, query, (rollout_id, rollout_id))
         return [key for key in (RowKey(*row) for row in found) if str(key).startswith(prefix)]
 
     async def delete(self, keys: Iterable[RowKey]) -> int:
@@ -131,9 +128,10 @@ class EmbeddedDataPlane:
         wanted = list(keys)
         free = [key for key in wanted if not self._is_pinned(key)]
         held = [key for key in wanted if self._is_pinned(key)]
-        key_is = "WHERE (rollout_id, attempt, turn) = (?, ?, ?)"
-        await asyncio.to_thread(self._write, f"UPDATE rows SET doomed = 1 {key_is}", held)
-        return await asyncio.to_thread(self._write, f"DELETE FROM rows {key_is}", free)
+        doom = "UPDATE rows SET doomed = 1 WHERE (rollout_id, attempt, turn) = (?, ?, ?)"
+        await asyncio.to_thread(self._write, doom, held)
+        delete = "DELETE FROM rows WHERE (rollout_id, attempt, turn) = (?, ?, ?)"
+        return await asyncio.to_thread(self._write, delete, free)
 
     async def pin(self, name: str, keys: Iterable[RowKey] | None = None) -> None:
         """Hold rows, or every row when ``keys`` is ``None``, until ``unpin(name)``."""

@@ -256,8 +256,8 @@ def raise_first(outcomes: Iterable[Outcome]) -> None:
 def differences(saved: messages.SnapshotManifest, alias: str, deployment: Deployment) -> list[str]:
     """Return why the cuts of a snapshot cannot be restored into a Gym, one sentence each; empty when they can.
 
-    What matters: the participants' names, their state schemas, the environments with state and their versions. URLs, worker
-    counts, software versions and added features never matter.
+    What matters: the participants' names, their state schemas, the environments with state and their versions. URLs,
+    worker counts, software versions and added features never matter.
     """
     entry = next((gym for gym in saved.gyms if gym.alias == alias and gym.included), None)
     if entry is None:
@@ -281,7 +281,8 @@ def differences(saved: messages.SnapshotManifest, alias: str, deployment: Deploy
             elif offered[environment.name] != environment.state_version:
                 now = offered[environment.name]
                 reasons.append(
-                    f"{environment.name} of {cut.name} was saved in version {environment.state_version}, now it is {now}."
+                    f"{environment.name} of {cut.name} was saved in version {environment.state_version}, "
+                    f"now it is {now}."
                 )
     extra = sorted(set(present) - {cut.name for cut in entry.participants})
     reasons += [f"{name} is in the Gym and not in the snapshot." for name in extra]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs: one life of a controller each, claimed durably and exclusively in the run directory.
 
-A claim is a file `epochs/<number>` that was created with ``O_EXCL``: two controllers of one run directory can never hold the
-same number, and whoever sees a higher one than its own knows that it was superseded.
+A claim is a file `epochs/<number>` that was created with ``O_EXCL``: two controllers of one run directory can never
+hold the same number, and whoever sees a higher one than its own knows that it was superseded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -59,10 +60,9 @@ def claim(run_dir: Path, controller_id: str, seen: int = 0) -> Claim:
     """
     directory = run_dir / _DIRECTORY
     if not directory.is_dir():
-        try:
+        # Another controller may have made it in between.
+        with contextlib.suppress(FileExistsError):
             durable.make_dir(directory)
-        except FileExistsError:
-            pass  # another controller made it in between
     while True:
         epoch = max(highest(run_dir), seen) + 1
         if epoch > _MAX_EPOCH:

@@ -10,7 +10,6 @@ RlError
 │   ├── Indefinite                reset, silence, cut JSON, a proxy's page: the outcome is open, a repeat is safe
 │   ├── NotAParticipant           404 on /capabilities; an error where a participant was expected
 │   └── BrokenReply               a well-formed 2xx reply that the schema does not allow
-├── IncarnationChanged            a participant has lost or rolled back its state since it was last read
 ├── Superseded                    a higher controller has taken over; this one stops for good
 ├── Incompatible                  the deployment, or a snapshot with it, cannot be used; names every difference
 ├── EpochTaken                    another controller holds this epoch or a higher one in the run directory
@@ -144,18 +143,6 @@ class BrokenReply(GymError):
 
     def __init__(self, participant: str, operation: str, detail: str) -> None:
         super().__init__(participant, operation, detail, definite=False, retryable=False)
-
-
-class IncarnationChanged(RlError):
-    """A participant is not the incarnation that the ledger knows."""
-
-    exit_code = 4
-
-    def __init__(self, participant: str, expected: str | None, found: str | None) -> None:
-        super().__init__(f"{participant} is incarnation {found or 'unknown'}, expected {expected}")
-        self.participant = participant
-        self.expected = expected
-        self.found = found
 
 
 class Superseded(RlError):

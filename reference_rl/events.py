@@ -4,13 +4,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from spec import durable
+
+LOUD: Final = frozenset(
+    {
+        "snapshot_mode",
+        "snapshot_failed",
+        "gym_away",
+        "gym_lost",
+        "gym_left_out",
+        "snapshot_refused",
+        "invariant_violated",
+    }
+)
+"""Events that also go to the log: what somebody who only looks at the terminal must not miss."""
+
+_log = logging.getLogger("reference_rl")
 
 
 class Events:
@@ -28,6 +44,9 @@ class Events:
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event with the present time (``t``, seconds since 1970) and count it."""
         self.counters[event] += 1
+        if event in LOUD:
+            said = ", ".join(f"{name} {fields[name]}" for name in ("gym", "mode", "reason") if fields.get(name))
+            _log.warning("%s: %s", event, said)
         if self._file is not None:
             line = json.dumps({"event": event, "t": time.time(), **fields}, default=str)
             # One write per line: a reader never sees half of one.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named points between the steps of saving and restarting, at which a test can end or delay the process.
 
-``REFERENCE_RL_FAILPOINT=name[:nth][:kill|raise|delay]``: at the ``nth`` visit (default the first) the process gets SIGKILL (the
-default), the point raises, or it waits a second. Several are separated by commas. Unset, a point costs one test for ``None``.
+``REFERENCE_RL_FAILPOINT=name[:nth][:kill|raise|delay]``: at the ``nth`` visit (default the first) the process gets
+SIGKILL (the default), the point raises, or it waits a second. Several are separated by commas. Unset, a point costs one
+test for ``None``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledger: what the controller knows durably about every rollout, attempt, result and debt.
 
-One SQLite file in WAL mode with ``synchronous = FULL``. One thread writes; transitions that wait at the same time share one
-commit, each inside a savepoint of its own, so that one that fails takes no other with it. Reads use a second connection and
-never wait for the writer. What can be done to a ledger is in :mod:`reference_rl.transitions`.
+One SQLite file in WAL mode with ``synchronous = FULL``. One thread writes; transitions that wait at the same time share
+one commit, each inside a savepoint of its own, so that one that fails takes no other with it. Reads use a second
+connection and never wait for the writer. What can be done to a ledger is in :mod:`reference_rl.transitions`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MAX_GROUP: Final = 256
 class Ledger:
     """A run's ledger, open for reading and writing.
 
-    Use :meth:`do` for transitions from a coroutine, :meth:`call` from other code, :meth:`read` for queries. Closing waits
-    for what was handed in.
+    Use :meth:`do` for transitions from a coroutine, :meth:`call` from other code, :meth:`read` for queries. Closing
+    waits for what was handed in.
 
     Args:
         path: the SQLite file; created with mode 0600 when missing.

@@ -11,9 +11,9 @@ from reference_rl.errors import LedgerVersion
 SCHEMA_VERSION: Final = 1
 """Version of the tables; raised with a migration whenever they change."""
 
-# `rollouts` holds the present of each rollout, `attempts` its history. `continues` is the saved attempt that the current one
-# was reserved to continue (NULL: it starts at turn 1). `sent` is set before a start can leave the process, `answered` when the
-# participant has confirmed that the current attempt is known to it.
+# `rollouts` holds the present of each rollout, `attempts` its history. `continues` is the saved attempt that the
+# current one was reserved to continue (NULL: it starts at turn 1). `sent` is set before a start can leave the
+# process, `answered` when the participant has confirmed that the current attempt is known to it.
 _V1: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
@@ -78,9 +78,7 @@ def prepare(con: sqlite3.Connection, run_id: str) -> None:
     """
     con.execute("BEGIN IMMEDIATE")
     try:
-        version = con.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise LedgerVersion(f"the ledger has schema version {version}, this program reads up to {SCHEMA_VERSION}")
+        version = _readable_version(con)
         if version == 0:
             _script(con, _V1)
             con.executemany("INSERT INTO meta VALUES (?, ?)", [("run_id", run_id), ("revision", "0")])
@@ -88,14 +86,25 @@ def prepare(con: sqlite3.Connection, run_id: str) -> None:
         else:
             for old in range(version, SCHEMA_VERSION):
                 _script(con, _MIGRATIONS[old])
-        found = con.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0]
-        if found != run_id:
-            raise LedgerVersion(f"the ledger belongs to run {found!r}, not to {run_id!r}")
+        _check_run(con, run_id)
         con.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         con.execute("COMMIT")
     except BaseException:
         con.execute("ROLLBACK")
         raise
+
+
+def _readable_version(con: sqlite3.Connection) -> int:
+    version = int(con.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise LedgerVersion(f"the ledger has schema version {version}, this program reads up to {SCHEMA_VERSION}")
+    return version
+
+
+def _check_run(con: sqlite3.Connection, run_id: str) -> None:
+    found = con.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0]
+    if found != run_id:
+        raise LedgerVersion(f"the ledger belongs to run {found!r}, not to {run_id!r}")
 
 
 def _script(con: sqlite3.Connection, text: str) -> None:

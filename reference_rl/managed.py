@@ -18,8 +18,9 @@ from reference_rl.deployment import Deployment
 from reference_rl.errors import Incompatible, RecoveryFailed
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
+from reference_rl.living import GymReport, Living
 from reference_rl.recovery import Recovery, RestartReport
-from reference_rl.restorer import GymReport, RestoreLimits, Restorer
+from reference_rl.restorer import RestoreLimits, Restorer
 from reference_rl.rollouts import RolloutManager
 from reference_rl.session import EXIT_DONE, Session
 from reference_rl.settings import RunSettings
@@ -158,6 +159,8 @@ class Parts:
 
     gyms: Sequence[Deployment]
     ledger: Ledger
+    store: SnapshotStore
+    living: Living
     restorer: Restorer
     recovery: Recovery
 
@@ -194,20 +197,21 @@ def assemble(
     limits = RestoreLimits(
         settings.snapshot.durable_timeout_ms, settings.snapshot.lease_ms, settings.recovery.restore_tries
     )
+    living = Living(tenure, ledger, settings.max_failures, limits.timeout_ms)
     restorer = Restorer(
         tenure,
+        living,
         ledger,
         store,
         events,
         settings.policy.to_object(),
         limits,
         snapshot_dirs=_snapshot_dirs(settings),
-        max_failures=settings.max_failures,
     )
     recovery = Recovery(
-        tenure, gyms, ledger, store, plane, restorer, settings.recovery, settings.switches, events, environments
+        tenure, gyms, ledger, store, plane, living, restorer, settings.recovery, settings.switches, events, environments
     )
-    return Parts(gyms, ledger, restorer, recovery)
+    return Parts(gyms, ledger, store, living, restorer, recovery)
 
 
 def _snapshot_dirs(settings: RunSettings) -> dict[str, str]:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import httpx
 
-from reference_rl import epochs, queries, transitions
+from reference_rl import epochs, queries, settling, transitions
 from reference_rl.checkpointer import Checkpointer
 from reference_rl.client import make_http
 from reference_rl.deployment import Deployment
@@ -63,8 +63,10 @@ class OlderSession(Session):
             await self._discover()
         if self.is_restart:
             self._report_restart()
+        # The older route holds a request open for as long as its rollout runs.
+        forever = httpx.Timeout(None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(transport=self.transport, limits=limits, timeout=None) as http:
+        async with httpx.AsyncClient(transport=self.transport, limits=limits, timeout=forever) as http:
             with self.signals():
                 snapshots = asyncio.create_task(self.snapshot_loop())
                 rollouts = asyncio.create_task(self._run_all(http))
@@ -124,7 +126,7 @@ class OlderSession(Session):
                 continue
             text = json.dumps(content)
             served = ServedResult(Receipt(row.rollout_id, 0, wire.result_digest(text)), text, content)
-            await self.ledger.do(transitions.save_unmanaged, row.rollout_id, name, served)
+            await self.ledger.do(settling.save_unmanaged, row.rollout_id, name, served)
             body = content.get("body") or {}
             self.events.emit(
                 "finished" if failure is None else "failed",

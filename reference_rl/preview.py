@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`recover --dry-run`: what a restart would do with each rollout, and why, without doing any of it.
 
-Works on a copy of the ledger and sends nothing but GETs: results that wait in a living Gym's feed are read, into the copy.
+Works on a copy of the ledger and sends nothing but GETs: results that wait in a living Gym's feed are read, into the
+copy.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from reference_rl.adoption import plan_adoption
 from reference_rl.client import make_http
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
+from reference_rl.living import GymReport
 from reference_rl.managed import Parts, assemble
-from reference_rl.restorer import GymReport, RestoreWish
+from reference_rl.restart_point import choose_point, plan_rollback
+from reference_rl.restorer import RestoreWish
 from reference_rl.session import LEDGER
 from reference_rl.settings import RunSettings
 from reference_rl.snapshots import SnapshotStore
@@ -71,9 +74,9 @@ async def preview(settings: RunSettings, transport: httpx.AsyncBaseTransport | N
 
 
 async def _preview(settings: RunSettings, parts: Parts) -> Preview:
-    recovery, restorer, ledger = parts.recovery, parts.restorer, parts.ledger
+    recovery, restorer, living, ledger = parts.recovery, parts.restorer, parts.living, parts.ledger
     away = await recovery.discover_all()
-    point = recovery.choose_point(trainer_survives=settings.trainer.survives)
+    point = choose_point(ledger, parts.store, trainer_survives=settings.trainer.survives)
     gyms: dict[str, str] = dict.fromkeys(away, "away")
     refused = list(point.refused)
     prospects: dict[str, Prospect] = {}
@@ -81,17 +84,17 @@ async def _preview(settings: RunSettings, parts: Parts) -> Preview:
     for gym in (g for g in parts.gyms if g.alias not in away):
         if recovery.adoptable(gym, point):
             gyms[gym.alias] = "adopted"
-            plan = plan_adoption(ledger.read(queries.unfinished, gym.alias), await restorer.list_rollouts(gym))
+            plan = plan_adoption(ledger.read(queries.unfinished, gym.alias), await living.list_rollouts(gym))
             for row, how, turns, reason in plan.fates:
                 prospects[row.rollout_id] = Prospect(row.rollout_id, how, turns, reason)
             continue
-        await restorer.read_feed(gym)
-        rollback = rollback or await recovery.rollback(point)
+        await living.read_feed(gym)
+        rollback = rollback or await plan_rollback(ledger, point, settings.recovery.salvage)
         if not settings.switches.captures_gyms:
             gyms[gym.alias] = "started over"
             continue
         report = GymReport(gym.alias, "restored")
-        not_newer = recovery.limit(point)
+        not_newer = point.limit
         snapshot = restorer.saved_gym(gym, not_newer, report)
         refused += report.refused
         gyms[gym.alias] = f"restored from {snapshot.checkpoint_id}" if snapshot else "reset"

@@ -123,8 +123,8 @@ def counts(con: sqlite3.Connection) -> dict[str, int]:
 def ready(con: sqlite3.Connection) -> list[list[str]]:
     """Return what training may take next: for each unit, the rollout ids.
 
-    With granularity ``sibling`` each finished rollout is a unit; with ``prompt_group`` the finished rollouts of a group in
-    which nothing is unfinished.
+    With granularity ``sibling`` each finished rollout is a unit; with ``prompt_group`` the finished rollouts of a
+    group in which nothing is unfinished.
     """
     singles = con.execute(
         "SELECT r.rollout_id FROM rollouts r JOIN groups g USING (grp) WHERE g.granularity = 'sibling' AND"

@@ -132,7 +132,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A wish for a next attempt: above ``above``, continuing a saved attempt after ``turns_kept`` turns, or from turn 1."""
+    """A wish for a next attempt above ``above``: continuing a saved one after ``turns_kept`` turns, or from turn 1."""
 
     rollout_id: str
     origin: str

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The restart sequence: from whatever a crash left to a run that goes on.
 
-Order: sweep foreign drafts → discover → claim an epoch and become known everywhere → read what living Gyms say → choose where
-RL goes on → one ledger transaction with the epoch and every next attempt → data plane → participants (paused) → resume.
-What is left is started by the dispatcher; token rows that nothing refers to go last.
+Order: discover → claim an epoch → sweep foreign drafts, choose where RL goes on → become known everywhere → read what
+living Gyms say → one ledger transaction with the epoch and every next attempt → data plane → participants (paused) →
+ledger → resume. What is left is started by the dispatcher; token rows that nothing refers to go last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from reference_rl import epochs, failpoints, queries, transitions
 from reference_rl.columns import Switches
@@ -21,39 +21,18 @@ from reference_rl.dataplane import DataPlane, import_rows
 from reference_rl.deployment import Deployment
 from reference_rl.errors import Incompatible, RecoveryFailed, RlError, SnapshotDamaged, Superseded
 from reference_rl.events import Events
-from reference_rl.ledger import Ledger, open_copy
+from reference_rl.ledger import Ledger
+from reference_rl.living import Fated, GymReport, Living
 from reference_rl.records import Reservation, RolloutRow
+from reference_rl.restart_point import Meeting, RestartPoint, Rollback, choose_point, plan_rollback
 from reference_rl.restore_plan import RestorePlan
-from reference_rl.restorer import Fated, GymReport, Restorer, RestoreWish
+from reference_rl.restorer import Restorer, RestoreWish
 from reference_rl.rows import rows_of_cut, rows_of_live, rows_of_results
 from reference_rl.settings import RecoverySettings
-from reference_rl.snapshots import LEDGER_FILE, ROWS_FILE, Snapshot, SnapshotStore
-from spec import messages, wire
-
-_NOTHING: Final = wire.CheckpointId(0, 0)
-"""An upper limit below every snapshot."""
+from reference_rl.snapshots import ROWS_FILE, Snapshot, SnapshotStore
 
 CLAIMS: Final = 3
 """How often an epoch is picked again when a higher controller refused the first call."""
-
-
-@dataclass(frozen=True)
-class RestartPoint:
-    """Where RL goes on.
-
-    Attributes:
-        how: with the ledger's own training state, a snapshot's, the fallback marker's, or none.
-        step: the trainer's step there.
-        weights_version: the weights version there.
-        snapshot: the snapshot chosen for RL.
-        refused: what was passed over, and why.
-    """
-
-    how: Literal["ledger", "snapshot", "marker", "clean"]
-    step: int
-    weights_version: int
-    snapshot: Snapshot | None = None
-    refused: tuple[str, ...] = ()
 
 
 @dataclass
@@ -65,58 +44,6 @@ class RestartReport:
     dropped: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Rollback:
-    """How training goes back to a restart point.
-
-    Attributes:
-        consumed: rollout → step, as it will be.
-        dropped: rollouts whose result the salvage rule does not keep; they run again.
-        needed: whether anything changes at all.
-    """
-
-    point: RestartPoint
-    consumed: Mapping[str, int]
-    dropped: frozenset[str]
-    needed: bool
-
-
-class Meeting:
-    """Where several Gyms wait for each other: the work is done once, when all that are still coming have arrived.
-
-    Args:
-        parties: how many are coming.
-        work: what is done when they are there.
-    """
-
-    def __init__(self, parties: int, work: Callable[[], Awaitable[None]]) -> None:
-        self._coming = parties
-        self._work = work
-        self._lock = asyncio.Lock()
-        self._done = asyncio.Event()
-        self._waiting = 0
-
-    async def arrive(self) -> None:
-        """Return when the work is done."""
-        self._waiting += 1
-        try:
-            await self._maybe_work()
-            await self._done.wait()
-        finally:
-            self._waiting -= 1
-
-    async def leave(self) -> None:
-        """Say that one party comes no more."""
-        self._coming -= 1
-        await self._maybe_work()
-
-    async def _maybe_work(self) -> None:
-        async with self._lock:
-            if not self._done.is_set() and self._waiting and self._waiting >= self._coming:
-                await self._work()
-                self._done.set()
-
-
 class Recovery:
     """Runs the restart sequence for a run's Gyms.
 
@@ -126,6 +53,7 @@ class Recovery:
         ledger: the run's ledger.
         store: the snapshots.
         plane: the data plane.
+        living: how a Gym that lives is read and told.
         restorer: brings single Gyms back.
         settings: waits and the salvage rule.
         switches: what the column turns on.
@@ -140,6 +68,7 @@ class Recovery:
         ledger: Ledger,
         store: SnapshotStore,
         plane: DataPlane | None,
+        living: Living,
         restorer: Restorer,
         settings: RecoverySettings,
         switches: Switches,
@@ -151,6 +80,7 @@ class Recovery:
         self._ledger = ledger
         self._store = store
         self._plane = plane
+        self._living = living
         self._restorer = restorer
         self._settings = settings
         self._switches = switches
@@ -161,8 +91,8 @@ class Recovery:
         """Bring the run to the point where rollouts can be dispatched.
 
         Args:
-            trainer_survives: the trainer goes on at the step that the ledger last recorded; otherwise it comes back at the step
-                of the snapshot.
+            trainer_survives: the trainer goes on at the step that the ledger last recorded; otherwise it comes back
+                at the step of the snapshot.
 
         Raises:
             Incompatible: a Gym cannot be used; names every difference.
@@ -176,7 +106,7 @@ class Recovery:
         failpoints.hit("restart.claimed")
         # From here on nobody else publishes in this run directory: what is listed now is what there is.
         self._store.sweep()
-        point = await asyncio.to_thread(self.choose_point, trainer_survives=trainer_survives)
+        point = await asyncio.to_thread(choose_point, self._ledger, self._store, trainer_survives=trainer_survives)
         await self._become_known(present)
         failpoints.hit("restart.known")
         report = RestartReport(point)
@@ -184,13 +114,13 @@ class Recovery:
         restored = [gym for gym in present if gym not in adopted]
         for gym in restored:
             if gym.alias not in fresh:
-                await self._restorer.read_feed(gym)
+                await self._living.read_feed(gym)
         failpoints.hit("restart.feeds_read")
-        rollback = await self.rollback(point)
+        rollback = await plan_rollback(self._ledger, point, self._settings.salvage)
         report.dropped = sorted(rollback.dropped)
         await self._restore_all(restored, fresh, rollback, report)
         for gym in adopted:
-            report.gyms.append(await self._restorer.adopt(gym))
+            report.gyms.append(await self._living.adopt(gym))
             await self._ledger.do(transitions.record_incarnations, gym.alias, gym.incarnations())
         await self.delete_unreferenced_rows()
         return report
@@ -206,13 +136,13 @@ class Recovery:
         gym.check(self._switches, self._environments.get(gym.alias, ()))
         await self._adopt_controller([gym])
         if known == gym.incarnations() and not self._ledger.read(queries.restore_is_open, gym.alias):
-            return await self._restorer.adopt(gym)
-        await self._restorer.read_feed(gym)
+            return await self._living.adopt(gym)
+        await self._living.read_feed(gym)
         if self._switches.captures_gyms:
             return await self._restorer.restore(gym, RestoreWish())
         return await self._start_over(gym)
 
-    # --- steps ---------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------------------
 
     async def discover_all(self) -> set[str]:
         """Find every Gym within the limit; return the optional ones that are away."""
@@ -250,7 +180,7 @@ class Recovery:
             return
 
     async def _fresh(self, gyms: Sequence[Deployment]) -> set[str]:
-        """Return the Gyms that never heard of any controller and that the ledger never used: nothing is to be reset there."""
+        """Return the Gyms that never heard of a controller and that the ledger never used: nothing to reset there."""
         found = set()
         for gym in gyms:
             statuses = [await participant.client.status() for participant in gym.participants]
@@ -302,75 +232,12 @@ class Recovery:
             if error not in stale:
                 raise RecoveryFailed(str(getattr(error, "participant", "a participant")), f"abort failed: {error}")
 
-    def choose_point(self, *, trainer_survives: bool) -> RestartPoint:
-        """Return where RL goes on: the newest snapshot that verifies, the marker when its trainer checkpoint is newer, or nothing."""
-        step, weights = self._ledger.read(queries.trainer)
-        if trainer_survives:
-            return RestartPoint("ledger", step, weights)
-        refused: list[str] = []
-        snapshot: Snapshot | None = None
-        for checkpoint_id in self._store.ids():
-            try:
-                snapshot = self._store.verify(checkpoint_id)
-                break
-            except SnapshotDamaged as error:
-                refused.append(f"{checkpoint_id}: {error}")
-        marker = self._marker(refused)
-        saved_step = (snapshot.manifest.trainer_step or 0) if snapshot is not None else -1
-        if marker is not None and marker.trainer_step > saved_step:
-            return RestartPoint("marker", marker.trainer_step, marker.weights_version, None, tuple(refused))
-        if snapshot is not None:
-            manifest = snapshot.manifest
-            return RestartPoint("snapshot", saved_step, manifest.weights_version or 0, snapshot, tuple(refused))
-        return RestartPoint("clean", 0, 0, None, tuple(refused))
-
-    def _marker(self, refused: list[str]) -> messages.FallbackMarker | None:
-        try:
-            return self._store.marker()
-        except SnapshotDamaged as error:
-            refused.append(str(error))
-            return None
-
     def adoptable(self, gym: Deployment, point: RestartPoint) -> bool:
         """Return whether a Gym may go on as it lives: known incarnations, the ledger's step, no open restore."""
         step, _ = self._ledger.read(queries.trainer)
         known = self._ledger.read(queries.incarnations, gym.alias)
         open_restore = self._ledger.read(queries.restore_is_open, gym.alias)
         return bool(known) and known == gym.incarnations() and step == point.step and not open_restore
-
-    async def rollback(self, point: RestartPoint) -> Rollback:
-        """Choose what RL goes back to, and what is salvaged: before the lists of any restore are made."""
-        step, _ = self._ledger.read(queries.trainer)
-        consumed = self._ledger.read(queries.consumption)
-        if point.how == "ledger":
-            return Rollback(point, consumed, frozenset(), needed=False)
-        facts: set[str] = set()
-        wanted: dict[str, int] = {}
-        if point.snapshot is not None:
-            con = open_copy(point.snapshot.path / LEDGER_FILE)
-            try:
-                wanted = queries.consumption(con)
-                saved_results = queries.result_rows(con)
-                saved_attempts = {row.rollout_id: row.attempt for row in queries.rollouts(con)}
-            finally:
-                con.close()
-            facts = {str(row["rollout_id"]) for row in saved_results}
-            await self._ledger.do(transitions.merge_results, saved_results, saved_attempts)
-        elif point.how == "marker":
-            wanted = {rollout_id: at for rollout_id, at in consumed.items() if at <= point.step}
-        if step == point.step and wanted == consumed:
-            return Rollback(point, wanted, frozenset(), needed=False)
-        dropped: frozenset[str] = frozenset()
-        if self._settings.salvage == "weights":
-            newer = self._ledger.read(queries.results_newer_than, point.weights_version)
-            dropped = frozenset(newer) - facts - wanted.keys()
-        return Rollback(point, wanted, dropped, needed=True)
-
-    def limit(self, point: RestartPoint) -> wire.CheckpointId | None:
-        """Return the id above which no snapshot is used for a Gym; ``None`` for no limit."""
-        if point.how not in ("snapshot", "ledger"):
-            return _NOTHING
-        return point.snapshot.checkpoint_id if point.snapshot is not None else None
 
     async def _carry_out(self, rollback: Rollback) -> None:
         if not rollback.needed:
@@ -389,12 +256,12 @@ class Recovery:
         plans: dict[str, tuple[RestorePlan, Snapshot | None, GymReport]] = {}
         extra = _left_out(point.snapshot)
         restored = [gym for gym in gyms if self._switches.captures_gyms and gym.alias not in fresh]
-        not_newer = self.limit(point)
+        not_newer = point.limit
         for gym in restored:
             gym_report = GymReport(gym.alias, "restored", refused=list(point.refused))
             snapshot = await asyncio.to_thread(self._restorer.saved_gym, gym, not_newer, gym_report)
             wish = RestoreWish(not_newer, rollback.dropped, extra.get(gym.alias, {}))
-            wish.highest = await self._restorer.highest_attempts(gym)
+            wish.highest = await self._living.highest_attempts(gym)
             plans[gym.alias] = (await asyncio.to_thread(self._restorer.plan, gym, snapshot, wish), snapshot, gym_report)
         wishes = {
             alias: (plan.reservations(_origin(snapshot)), plan.awaited())
@@ -439,12 +306,12 @@ class Recovery:
                 report.gyms.append(result)
 
     async def _start_over(self, gym: Deployment) -> GymReport:
-        """Begin at turn 1 with whatever is unfinished and was sent before: columns without the Gym's state, and first starts."""
+        """Begin at turn 1 with what is unfinished and was sent before: without the Gym's state, or at a first start."""
         report = GymReport(gym.alias, "started over")
-        highest = await self._restorer.highest_attempts(gym)
+        highest = await self._living.highest_attempts(gym)
         rows = self._ledger.read(queries.unfinished, gym.alias)
         again = [row for row in rows if row.sent or row.rollout_id in highest]
-        await self._restorer.retire_everywhere(
+        await self._living.retire_everywhere(
             gym, [(row.rollout_id, max(row.attempt, highest.get(row.rollout_id, -1))) for row in again if row.sent]
         )
         kept = {receipt.rollout_id for receipt in self._ledger.read(queries.kept, gym.alias)}

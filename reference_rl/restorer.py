@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from reference_rl import failpoints, queries, transitions
-from reference_rl.adoption import plan_adoption
-from reference_rl.batching import batches
 from reference_rl.control import Leases, Tenure, abort_everywhere
 from reference_rl.deployment import Deployment, Outcome, Participant, differences, everywhere, raise_first
 from reference_rl.errors import (
-    GymError,
     Incompatible,
     InvariantViolated,
     RecoveryFailed,
@@ -26,7 +22,8 @@ from reference_rl.errors import (
 )
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
-from reference_rl.records import Receipt, Reservation, RolloutRow, ServedResult
+from reference_rl.living import Fated, GymReport, Living
+from reference_rl.records import Receipt, Reservation
 from reference_rl.restore_plan import RestorePlan, SavedGym, plan_restore
 from reference_rl.snapshots import Snapshot, SnapshotStore
 from spec import messages, wire
@@ -61,47 +58,24 @@ class RestoreWish:
     highest: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Fated:
-    """What happened to one rollout in a recovery, for the report."""
-
-    rollout_id: str
-    group: int
-    sibling: int
-    how: str
-    attempt: int
-    turns_done: int
-    reason: str
-
-
-@dataclass
-class GymReport:
-    """What a recovery did with one Gym."""
-
-    alias: str
-    how: str
-    snapshot_id: str | None = None
-    rollouts: list[Fated] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-
-
 class Restorer:
     """Brings Gyms back, one at a time or together.
 
     Args:
         tenure: claim and ids of this controller.
+        living: how a Gym that lives is read and told.
         ledger: the run's ledger.
         store: the snapshots.
         events: where what happened is written.
         policy: the policy address that continued rollouts call.
         limits: how a restore is tried.
         snapshot_dirs: alias → the path under which that Gym sees the directory of the store.
-        max_failures: after so many non-terminal failures a rollout counts as failed.
     """
 
     def __init__(
         self,
         tenure: Tenure,
+        living: Living,
         ledger: Ledger,
         store: SnapshotStore,
         events: Events,
@@ -109,94 +83,17 @@ class Restorer:
         limits: RestoreLimits,
         *,
         snapshot_dirs: Mapping[str, str] | None = None,
-        max_failures: int = 5,
     ) -> None:
         self._tenure = tenure
+        self._living = living
         self._ledger = ledger
         self._store = store
         self._events = events
         self._policy = dict(policy)
         self._limits = limits
         self._snapshot_dirs = dict(snapshot_dirs or {})
-        self._max_failures = max_failures
 
-    # --- what a living Gym says ----------------------------------------------------------------------------------------
-
-    async def read_feed(self, gym: Deployment) -> int:
-        """Read the live feed of the owner of rollouts once: its results are facts. Return how many were saved."""
-        saved = 0
-        after: str | None = None
-        while True:
-            try:
-                page = await gym.owner.client.results(after, 0)
-            except Superseded:
-                raise
-            except GymError:
-                return saved  # a dead owner has no facts to tell
-            served = [read_result(entry) for entry in page.results]
-            settled = await self._ledger.do(transitions.settle, gym.alias, served, self._max_failures)
-            for result, outcome in zip(served, settled, strict=True):
-                if outcome.decision == "session_lost":
-                    # Whoever reads a feed here is about to restore this Gym: the rollout goes into that restore.
-                    await self._ledger.do(
-                        transitions.settle_session_lost, gym.alias, result, self._max_failures, fact=False
-                    )
-                saved += outcome.decision == "saved"
-            after = page.next
-            if not page.more:
-                return saved
-
-    async def list_rollouts(self, gym: Deployment) -> dict[str, messages.Rollout]:
-        """Return what the owner of rollouts holds, tombstones included, by rollout."""
-        found: dict[str, messages.Rollout] = {}
-        after: str | None = None
-        while True:
-            page = await gym.owner.client.rollouts(after)
-            found.update({rollout.rollout_id: rollout for rollout in page.rollouts})
-            after = page.next
-            if after is None:
-                return found
-
-    async def highest_attempts(self, gym: Deployment) -> dict[str, int]:
-        """Return the attempt that the owner of rollouts shows for each rollout; nothing when it cannot be asked."""
-        try:
-            listed = await self.list_rollouts(gym)
-        except GymError:
-            return {}
-        return {rollout_id: rollout.attempt for rollout_id, rollout in listed.items()}
-
-    # --- adopt ---------------------------------------------------------------------------------------------------------
-
-    async def adopt(self, gym: Deployment) -> GymReport:
-        """Go on with a Gym that lived through everything: reconcile its rollouts with the ledger's.
-
-        What runs under another attempt than the ledger's is retired; what is missing gets a new attempt; what lives is told the
-        present policy address by a repeated start (which the dispatcher sends).
-        """
-        report = GymReport(gym.alias, "adopted")
-        listed = await self.list_rollouts(gym)
-        plan = plan_adoption(self._ledger.read(queries.unfinished, gym.alias), listed)
-        await self.retire_everywhere(gym, plan.retire)
-        await self._ledger.do(transitions.reserve, plan.reserve, self._tenure.epoch)
-        await self._ledger.do(transitions.mark_unsent_again, plan.repeat)
-        report.rollouts += [_fated(row, how, turns, reason) for row, how, turns, reason in plan.fates]
-        return report
-
-    async def retire_everywhere(self, gym: Deployment, rollouts: Sequence[tuple[str, int]]) -> None:
-        """Fence and free attempts on every participant of a Gym; a result that one still holds goes on the keep list.
-
-        Raises:
-            GymError: a participant could not be told.
-        """
-        for participant in gym.participants:
-            for batch in batches(rollouts, participant.capabilities.limits, list, most=1000):
-                reply = await participant.client.retire(batch, timeout_ms=self._limits.timeout_ms)
-                for outcome in reply.outcomes:
-                    if outcome.outcome == "finished" and outcome.receipt is not None:
-                        receipt = Receipt(outcome.receipt.rollout_id, outcome.receipt.attempt, outcome.receipt.digest)
-                        await self._ledger.do(transitions.keep_receipt, gym.alias, receipt)
-
-    # --- restore -------------------------------------------------------------------------------------------------------
+    # --- restore ----------------------------------------------------------------------------------------------
 
     def saved_gym(self, gym: Deployment, not_newer: wire.CheckpointId | None, report: GymReport) -> Snapshot | None:
         """Return the newest verified, compatible snapshot that holds this Gym; what was passed over is reported."""
@@ -262,7 +159,7 @@ class Restorer:
             if first_plan is not None and number == 0:
                 plan, snapshot, attempts = first_plan
             else:
-                for rollout_id, attempt in (await self.highest_attempts(gym)).items():
+                for rollout_id, attempt in (await self._living.highest_attempts(gym)).items():
                     wish.highest[rollout_id] = max(wish.highest.get(rollout_id, -1), attempt)
                 snapshot = await asyncio.to_thread(self.saved_gym, gym, wish.not_newer, report)
                 plan = await asyncio.to_thread(self.plan, gym, snapshot, wish)
@@ -386,7 +283,7 @@ class Restorer:
     async def _redo(self, gym: Deployment, failed: Mapping[str, str], attempts: Mapping[str, int]) -> None:
         if not failed:
             return
-        await self.retire_everywhere(gym, [(r, attempts[r]) for r in failed])
+        await self._living.retire_everywhere(gym, [(r, attempts[r]) for r in failed])
         wishes = [Reservation(r, f"restart: {why}", attempts[r]) for r, why in failed.items()]
         await self._ledger.do(transitions.reserve, wishes, self._tenure.epoch)
 
@@ -419,24 +316,6 @@ class Restorer:
 
 _UNUSABLE = frozenset({"checkpoint_corrupt", "state_incompatible", "state_mismatch", "forbidden_target"})
 """Refusals that say that this snapshot will not do, whatever the lists are."""
-
-
-def read_result(entry: messages.FeedResult) -> ServedResult:
-    """Return one entry of a results page with its digest checked against its text.
-
-    Raises:
-        InvariantViolated: the text is not the one that the receipt names, or not JSON.
-    """
-    receipt = Receipt(entry.receipt.rollout_id, entry.receipt.attempt, entry.receipt.digest)
-    found = wire.result_digest(entry.result)
-    evidence = {"receipt": receipt._asdict(), "digest": found}
-    name = f"the result of {receipt.rollout_id}, attempt {receipt.attempt},"
-    if found != receipt.digest:
-        raise InvariantViolated(f"{name} is not the one that its receipt names", evidence)
-    try:
-        return ServedResult(receipt, entry.result, json.loads(entry.result))
-    except ValueError as error:
-        raise InvariantViolated(f"{name} is not JSON: {error}", evidence) from error
 
 
 def _before(checkpoint_id: wire.CheckpointId) -> wire.CheckpointId:
@@ -474,10 +353,6 @@ def _cannot(outcome: Outcome) -> dict[str, str]:
     reply = outcome.value
     assert isinstance(reply, messages.RestoreResponse)
     return {r.rollout_id: f"{outcome.participant.name} cannot continue it: {r.reason}" for r in reply.restarts}
-
-
-def _fated(row: RolloutRow, how: str, turns: int, reason: str) -> Fated:
-    return Fated(row.rollout_id, row.group, row.sibling, how, row.attempt, turns, reason)
 
 
 def _fates(plan: RestorePlan, attempts: Mapping[str, int], failed: Mapping[str, str]) -> Iterable[Fated]:

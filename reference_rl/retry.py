@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a call is sent again: by the error's code, never by the exception's type alone.
 
-Every operation of the protocol may be repeated (a repeat joins or gets the recorded outcome), so whatever is indefinite is
-sent again. What is retryable only after something else was done first is handed up: ``not_ready`` wants another prepare,
-``checkpoint_conflict`` wants the open one ended.
+Every operation of the protocol may be repeated (a repeat joins or gets the recorded outcome), so whatever is
+indefinite is sent again. What is retryable only after something else was done first is handed up: ``not_ready`` wants
+another prepare, ``checkpoint_conflict`` wants the open one ended.
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from reference_rl import failpoints, queries, transitions
+from reference_rl import failpoints, queries, settling, transitions
 from reference_rl.batching import batches
 from reference_rl.control import Tenure
 from reference_rl.deployment import Deployment
 from reference_rl.errors import GymError, InvariantViolated, Refused, Superseded, Unreachable
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
+from reference_rl.living import read_result
 from reference_rl.records import Receipt, Reservation, RolloutRow, ServedResult, Settled
-from reference_rl.restorer import read_result
 from spec import messages
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class RolloutManager:
             if isinstance(result, Exception):
                 raise result
 
-    # --- dispatch ------------------------------------------------------------------------------------------------------
+    # --- dispatch ---------------------------------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
         while True:
@@ -182,7 +182,7 @@ class RolloutManager:
     async def _await_result(self, row: RolloutRow, outcome: messages.StartOutcome) -> None:
         assert outcome.receipt is not None
         receipt = Receipt(outcome.receipt.rollout_id, outcome.receipt.attempt, outcome.receipt.digest)
-        if await self._ledger.do(transitions.keep_receipt, self.gym.alias, receipt):
+        if await self._ledger.do(settling.keep_receipt, self.gym.alias, receipt):
             self._rewind = True
         else:
             # It was settled as surplus and its ACK is on the way: then a higher attempt can start.
@@ -199,7 +199,7 @@ class RolloutManager:
         wish = Reservation(row.rollout_id, "a fence above", highest)
         await self._ledger.do(transitions.reserve, [wish], self._tenure.epoch)
 
-    # --- results -------------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
         feed: str | None = None
@@ -220,7 +220,8 @@ class RolloutManager:
             if page is None:
                 continue
             if page.feed != feed:
-                # Served before a restore, or after one that this loop has not heard of: never mixed with the present feed.
+                # Served before a restore, or after one that this loop has not heard of: never mixed with the present
+                # feed.
                 self._events.emit("page_discarded", gym=self.gym.alias, feed=page.feed, expected=feed)
                 feed = None
                 continue
@@ -230,12 +231,11 @@ class RolloutManager:
 
     async def take_page(self, page: Sequence[ServedResult]) -> list[Settled]:
         """Settle one page of results: saved or surplus, and an ACK owed for each."""
-        settled = await self._ledger.do(transitions.settle, self.gym.alias, page, self._max_failures)
+        settled = await self._ledger.do(settling.settle, self.gym.alias, page, self._max_failures)
         failpoints.hit("result.saved")
         for served, outcome in zip(page, settled, strict=True):
-            if outcome.decision == "session_lost":
-                outcome = await self._judge_session_lost(served)
-            self._report(served, outcome)
+            lost = outcome.decision == "session_lost"
+            self._report(served, await self._judge_session_lost(served) if lost else outcome)
         self._debts.set()
         self._work.set()
         self._on_result()
@@ -252,7 +252,7 @@ class RolloutManager:
             return Settled(served.receipt, "session_lost", "a participant could not be asked for its incarnation")
         fact = present == known and not self._ledger.read(queries.restore_is_open, self.gym.alias)
         outcome = await self._ledger.do(
-            transitions.settle_session_lost, self.gym.alias, served, self._max_failures, fact=fact
+            settling.settle_session_lost, self.gym.alias, served, self._max_failures, fact=fact
         )
         if not fact:
             self.lose()
@@ -275,7 +275,7 @@ class RolloutManager:
             reason=outcome.reason,
         )
 
-    # --- ACKs ----------------------------------------------------------------------------------------------------------
+    # --- ACKs -------------------------------------------------------------------------------------------------
 
     async def _ack(self) -> None:
         while True:
@@ -300,11 +300,11 @@ class RolloutManager:
                 reply = await self.gym.owner.client.acks(receipts)
                 failpoints.hit("result.acked")
                 pairs = [(receipt, o.outcome) for receipt, o in zip(receipts, reply.outcomes, strict=True)]
-                counts = await self._ledger.do(transitions.clear_debts, self.gym.alias, pairs)
+                counts = await self._ledger.do(settling.clear_debts, self.gym.alias, pairs)
                 settled += len(pairs)
                 self._events.emit("acked", gym=self.gym.alias, **counts)
 
-    # --- health --------------------------------------------------------------------------------------------------------
+    # --- health -----------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         known = self.gym.incarnations()
@@ -317,7 +317,7 @@ class RolloutManager:
                 self.lose()
 
     async def _guarded(self, work: Awaitable[T]) -> T | None:
-        """Await one call; a failure is noted and waited out, a lost Gym ends the loops, and only the two fatal kinds leave."""
+        """Await one call; a failure is noted and waited out, a lost Gym ends the loops, only what is fatal leaves."""
         try:
             value = await work
         except (Superseded, InvariantViolated):

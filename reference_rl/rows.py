@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which token rows belong to what: to a result, to a saved turn, to a live attempt. Pure, over a ledger connection.
 
-The rows of one sample may lie under several attempts: attempt 1 that continued attempt 0 after 2 turns owns the turns from 3
-on, the turns 1 and 2 stay where attempt 0 put them.
+The rows of one sample may lie under several attempts: attempt 1 that continued attempt 0 after 2 turns owns the turns
+from 3 on, the turns 1 and 2 stay where attempt 0 put them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON files that notice any damage to themselves.
 
-A sealed file is one JSON object whose last member ``seal`` is the digest of every byte before that member. A flipped bit, a
-cut, an appended line or a byte order mark therefore shows in the file itself, without a second file that would have to be
-written at the same instant.
+A sealed file is one JSON object whose last member ``seal`` is the digest of every byte before that member. A flipped
+bit, a cut, an appended line or a byte order mark therefore shows in the file itself, without a second file that would
+have to be written at the same instant.
 """
 
 from __future__ import annotations

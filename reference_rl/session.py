@@ -95,7 +95,7 @@ class Session:
             self.plane._con.close()
         self.events.close()
 
-    # --- training ------------------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------------------
 
     async def train_until_done(self) -> None:
         """Consume finished units, each exactly once, until nothing is unfinished and nothing waits."""
@@ -139,7 +139,7 @@ class Session:
             }
         )
 
-    # --- snapshots -----------------------------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------------------
 
     async def snapshot_loop(self) -> None:
         """Take snapshots when asked, and at each interval."""
@@ -169,7 +169,7 @@ class Session:
         metrics.write(self.settings.run_dir, values)
         return values
 
-    # --- signals and the end -------------------------------------------------------------------------------------------
+    # --- signals and the end ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:

@@ -81,7 +81,8 @@ class TaskSettings(_Settings):
 class SnapshotSettings(_Settings):
     """When snapshots are taken and how long each step may take.
 
-    ``failures_before_fallback`` failures in a row make the run continue in column 2; it is tried again at each interval.
+    ``failures_before_fallback`` failures in a row make the run continue in column 2; it is tried again at each
+    interval.
     """
 
     interval_s: Seconds | None = None
@@ -124,9 +125,9 @@ class TokenSettings(_Settings):
 class TrainerSettings(_Settings):
     """The reference trainer: it counts steps and consumes finished rollouts.
 
-    With ``survives`` it is taken for a process of its own that goes on at the step that the ledger last recorded; otherwise
-    it comes back at the step of the snapshot, as weights in memory do. ``checkpoint_every`` steps write a fallback marker and
-    then a snapshot; 0 for never.
+    With ``survives`` it is taken for a process of its own that goes on at the step that the ledger last recorded;
+    otherwise it comes back at the step of the snapshot, as weights in memory do. ``checkpoint_every`` steps write a
+    fallback marker and then a snapshot; 0 for never.
     """
 
     survives: bool = False
@@ -152,14 +153,13 @@ class ClientOptions(_Settings):
 class RecoverySettings(_Settings):
     """How long a Gym is waited for and how often a restore is tried.
 
-    ``salvage: weights`` keeps results that were made with weights not newer than the restored ones, ``all`` keeps every one.
-    ``redo_groups`` redoes whole groups of granularity `prompt_group`, not single siblings.
+    ``salvage: weights`` keeps results that were made with weights not newer than the restored ones, ``all`` keeps
+    every one. ``redo_groups`` redoes whole groups of granularity `prompt_group`, not single siblings.
     """
 
     reach_s: Seconds = 120.0
     restore_tries: Annotated[int, Field(ge=1)] = 5
     salvage: Literal["weights", "all"] = "weights"
-    redo_groups: bool = False
     health_s: Seconds = 2.0
 
 

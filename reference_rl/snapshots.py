@@ -9,24 +9,31 @@ snapshots/.trash/                      what retention and foreign drafts leave; 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from reference_rl import failpoints
 from reference_rl.errors import SettingsError, SnapshotDamaged, SnapshotError, SnapshotExists
-from reference_rl.sealed import SealBroken, seal, unseal
+from reference_rl.sealed import seal
+from reference_rl.verification import (
+    check_file,
+    check_participant,
+    check_records,
+    file_digest,
+    read_index,
+    read_plain,
+    unsealed,
+    valid,
+)
 from spec import durable, wire
-from spec.messages import FallbackMarker, IndexRecord, ParticipantManifest, RestartRecord, SnapshotManifest
+from spec.messages import FallbackMarker, IndexRecord, RestartRecord, SnapshotManifest
 
 SCHEMA_VERSION: Final = 1
 """Version of the controller's own files in a snapshot."""
@@ -40,7 +47,6 @@ RESTARTS_FILE: Final = "restarts.jsonl"
 MARKER: Final = "gym-restart-fallback.json"
 
 _TRASH = ".trash"
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +232,10 @@ class SnapshotStore:
             SnapshotDamaged: the manifest is damaged, of another run, or of another id.
         """
         path = self.root / str(checkpoint_id)
-        content = _unsealed(path / MANIFEST, MANIFEST)
+        content = unsealed(path / MANIFEST, MANIFEST)
         if content.get("schema_version") != SCHEMA_VERSION:
             raise SnapshotDamaged(MANIFEST, f"schema version {content.get('schema_version')} is not readable here")
-        manifest = _valid(SnapshotManifest, content, MANIFEST)
+        manifest = valid(SnapshotManifest, content, MANIFEST)
         if manifest.run_id != self.run_id:
             raise SnapshotDamaged(MANIFEST, f"it belongs to run {manifest.run_id!r}, not to {self.run_id!r}")
         if manifest.checkpoint_id != str(checkpoint_id):
@@ -245,14 +251,14 @@ class SnapshotStore:
         snapshot = self.read(checkpoint_id)
         named = {entry.path: entry for entry in snapshot.manifest.files}
         for entry in snapshot.manifest.files:
-            _check_file(snapshot.path / entry.path, entry.path, entry.bytes, entry.digest)
+            check_file(snapshot.path / entry.path, entry.path, entry.bytes, entry.digest)
         for required in (LEDGER_FILE, REPLAY_FILE, TRAINER_FILE, ROWS_FILE, RESTARTS_FILE):
             if required not in named:
                 raise SnapshotDamaged(required, "the manifest does not name it")
         for gym in snapshot.manifest.gyms:
             for participant in gym.participants:
-                _check_participant(snapshot, gym.alias, participant, named)
-        _check_records(snapshot.path / RESTARTS_FILE, RESTARTS_FILE, RestartRecord)
+                check_participant(snapshot, gym.alias, participant, named)
+        check_records(snapshot.path / RESTARTS_FILE, RESTARTS_FILE, RestartRecord)
         return snapshot
 
     def retain(self, keep: int, aliases: Iterable[str]) -> list[wire.CheckpointId]:
@@ -297,7 +303,7 @@ class SnapshotStore:
         path = self._marker_dir / MARKER
         if not path.exists():
             return None
-        marker: FallbackMarker = _valid(FallbackMarker, _unsealed(path, MARKER), MARKER)
+        marker: FallbackMarker = valid(FallbackMarker, unsealed(path, MARKER), MARKER)
         if marker.run_id != self.run_id:
             raise SnapshotDamaged(MARKER, f"it belongs to run {marker.run_id!r}, not to {self.run_id!r}")
         return marker
@@ -319,132 +325,9 @@ class SnapshotStore:
             durable.rename_noreplace(probe, renamed)
         except OSError as error:
             raise SettingsError(
-                f"{self.root}: this file system cannot publish snapshots: a directory cannot be renamed in one step ({error})"
+                f"{self.root}: this file system cannot publish snapshots: "
+                f"a directory cannot be renamed in one step ({error})"
             ) from error
         finally:
             shutil.rmtree(probe, ignore_errors=True)
             shutil.rmtree(renamed, ignore_errors=True)
-
-
-def file_digest(path: Path) -> str:
-    """Return the digest of a file's bytes."""
-    return _digest_and_size(path)[0]
-
-
-def read_index(path: Path) -> dict[str, IndexRecord]:
-    """Return the records of an index by rollout.
-
-    Raises:
-        SnapshotDamaged: a record is damaged, a rollout is listed twice, or the order is wrong.
-    """
-    found: dict[str, IndexRecord] = {}
-    previous = ""
-    for number, record in enumerate(_check_records(path, path.name, IndexRecord), start=1):
-        if record.rollout_id <= previous:
-            raise SnapshotDamaged(path.name, f"{record.rollout_id} is not in order", number)
-        previous = record.rollout_id
-        found[record.rollout_id] = record
-    return found
-
-
-def read_plain(path: Path) -> bytes:
-    """Return the content of a plain file; anything else at that name is an ``OSError``."""
-    with _open_plain(path) as file:
-        return file.read()
-
-
-def _open_plain(path: Path) -> BinaryIO:
-    # O_NONBLOCK: opening a pipe that somebody put there must not hang.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
-def _digest_and_size(path: Path) -> tuple[str, int]:
-    hasher, size = hashlib.sha256(), 0
-    with _open_plain(path) as file:
-        while chunk := file.read(_CHUNK):
-            hasher.update(chunk)
-            size += len(chunk)
-    return "sha256:" + hasher.hexdigest(), size
-
-
-def _check_file(path: Path, name: str, size: int, digest: str) -> None:
-    try:
-        found_digest, found_size = _digest_and_size(path)
-    except OSError as error:
-        raise SnapshotDamaged(name, f"it cannot be read: {error.strerror}") from error
-    if found_size != size:
-        raise SnapshotDamaged(name, f"it has {found_size} bytes, the manifest says {size}")
-    if found_digest != digest:
-        raise SnapshotDamaged(name, "its digest is not the one in the manifest")
-
-
-def _check_participant(snapshot: Snapshot, alias: str, participant: Any, named: Mapping[str, Any]) -> None:
-    prefix = f"gym/{alias}/{participant.name}"
-    name = f"{prefix}/{participant.manifest.name}"
-    entry = named.get(name)
-    if entry is None or (entry.digest, entry.bytes) != (participant.manifest.digest, participant.manifest.bytes):
-        raise SnapshotDamaged(name, "the participant's manifest is not the one that it reported")
-    manifest = read_participant_manifest(snapshot.path / name, name)
-    found = (manifest.participant, manifest.run_id, manifest.checkpoint_id)
-    if found != (participant.name, snapshot.manifest.run_id, str(snapshot.checkpoint_id)):
-        raise SnapshotDamaged(name, f"it is of participant {found[0]}, run {found[1]}, checkpoint {found[2]}")
-    for file in manifest.files:
-        listed = named.get(f"{prefix}/{file.name}")
-        if listed is None or (listed.bytes, listed.digest) != (file.bytes, file.digest):
-            raise SnapshotDamaged(f"{prefix}/{file.name}", "the two manifests disagree about it")
-    index_name = f"{prefix}/{participant.index.name}"
-    if index_name not in named or named[index_name].digest != participant.index.digest:
-        raise SnapshotDamaged(index_name, "it is not the index that the participant reported")
-    records = read_index(snapshot.path / index_name)
-    if len(records) != participant.index.records:
-        raise SnapshotDamaged(index_name, f"it has {len(records)} records, {participant.index.records} were reported")
-
-
-def read_participant_manifest(path: Path, name: str) -> ParticipantManifest:
-    """Return a participant's manifest.
-
-    Raises:
-        SnapshotDamaged: it cannot be read or does not fit its schema.
-    """
-    try:
-        return ParticipantManifest.read(read_plain(path))
-    except OSError as error:
-        raise SnapshotDamaged(name, f"it cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise SnapshotDamaged(name, f"it does not fit its schema: {error.errors()[0]['msg']}") from error
-
-
-def _check_records(path: Path, name: str, kind: Any) -> list[Any]:
-    records = []
-    try:
-        data = read_plain(path)
-    except OSError as error:
-        raise SnapshotDamaged(name, f"it cannot be read: {error.strerror}") from error
-    if data and not data.endswith(b"\n"):
-        raise SnapshotDamaged(name, "its last record is cut", data.count(b"\n") + 1)
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            records.append(kind.read(line))
-        except ValidationError as error:
-            raise SnapshotDamaged(name, f"it does not fit its schema: {error.errors()[0]['msg']}", number) from error
-    return records
-
-
-def _unsealed(path: Path, name: str) -> dict[str, Any]:
-    try:
-        return unseal(read_plain(path))
-    except OSError as error:
-        raise SnapshotDamaged(name, f"it cannot be read: {error.strerror}") from error
-    except SealBroken as error:
-        raise SnapshotDamaged(name, str(error)) from error
-
-
-def _valid(kind: Any, content: Mapping[str, Any], name: str) -> Any:
-    try:
-        return kind.of(content)
-    except ValidationError as error:
-        raise SnapshotDamaged(name, f"it does not fit its schema: {error.errors()[0]['msg']}") from error

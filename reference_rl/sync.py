@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thin face without ``await``, for trainers that have no event loop of their own.
 
-The asynchronous parts run in one thread with one loop; a call waits for its outcome. Callable from any thread, e.g. from a
-trainer's barrier.
+The asynchronous parts run in one thread with one loop; a call waits for its outcome. Callable from any thread, e.g.
+from a trainer's barrier.
 """
 
 from __future__ import annotations

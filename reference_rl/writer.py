@@ -27,12 +27,10 @@ from reference_rl.snapshots import (
     FileEntry,
     Snapshot,
     SnapshotStore,
-    read_index,
-    read_participant_manifest,
-    read_plain,
 )
+from reference_rl.verification import read_index, read_participant_manifest, read_plain
 from spec import wire
-from spec.messages import IndexRecord
+from spec.messages import IndexRecord, IndexRef, ManifestRef
 
 
 class SnapshotWriter:
@@ -141,21 +139,24 @@ class SnapshotWriter:
         if reply.manifest is None or reply.index is None:
             raise SnapshotFailed("durable", f"{name} reports a durable cut without its manifest", name)
         prefix = f"gym/{alias}/{name}"
-        path = self._draft.path / prefix / reply.manifest.name
         try:
-            manifest = read_participant_manifest(path, f"{prefix}/{reply.manifest.name}")
-            data = read_plain(path)
-            if (len(data), wire.bytes_digest(data)) != (reply.manifest.bytes, reply.manifest.digest):
-                raise SnapshotDamaged(str(path.name), "it is not the manifest that the participant reported")
-            self._draft.name_file(FileEntry(f"{prefix}/{reply.manifest.name}", len(data), reply.manifest.digest))
-            for file in manifest.files:
-                size = (path.parent / file.name).stat().st_size
-                if size != file.bytes:
-                    raise SnapshotDamaged(file.name, f"it has {size} bytes, its manifest says {file.bytes}")
-                self._draft.name_file(FileEntry(f"{prefix}/{file.name}", file.bytes, file.digest))
-            return read_index(path.parent / reply.index.name)
+            return self._take_files(prefix, reply.manifest, reply.index)
         except (SnapshotDamaged, OSError) as error:
             raise SnapshotFailed("cross-check", f"the cut of {alias}/{name}: {error}", f"{alias}/{name}") from error
+
+    def _take_files(self, prefix: str, reported: ManifestRef, index: IndexRef) -> dict[str, IndexRecord]:
+        path = self._draft.path / prefix / reported.name
+        manifest = read_participant_manifest(path, f"{prefix}/{reported.name}")
+        data = read_plain(path)
+        if (len(data), wire.bytes_digest(data)) != (reported.bytes, reported.digest):
+            raise SnapshotDamaged(path.name, "it is not the manifest that the participant reported")
+        self._draft.name_file(FileEntry(f"{prefix}/{reported.name}", len(data), reported.digest))
+        for file in manifest.files:
+            size = (path.parent / file.name).stat().st_size
+            if size != file.bytes:
+                raise SnapshotDamaged(file.name, f"it has {size} bytes, its manifest says {file.bytes}")
+            self._draft.name_file(FileEntry(f"{prefix}/{file.name}", file.bytes, file.digest))
+        return read_index(path.parent / index.name)
 
     async def _fetch(self, cut: DurableCut) -> None:
         # Feature artifacts_http: the files are with the participant; the manifest says which.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deterministic policy model for runs against the real Gym: a turn of a sibling can be held, and every call is counted."""
+"""A deterministic policy model for the real Gym: turns of a sibling can be held, every call is counted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scripted Gym: participants that answer by the phase table of the specification and fail on order.
 
-Nothing runs by itself: a test says when a rollout does a turn, finishes or is lost. One participant owns rollouts; the others own
-sessions or a ledger and see the same turns as effects.
+Nothing runs by itself: a test says when a rollout does a turn, finishes or is lost. One participant owns rollouts;
+the others own sessions or a ledger and see the same turns as effects.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ScriptedParticipant:
         self.ack_outcome: str | None = None
         self.new_life()
 
-    # --- what a test does ----------------------------------------------------------------------------------------------
+    # --- what a test does -------------------------------------------------------------------------------------
 
     def new_life(self) -> None:
         """Lose everything: a new incarnation."""
@@ -148,7 +148,7 @@ class ScriptedParticipant:
         self.moved.set()
         self.moved = asyncio.Event()
 
-    # --- HTTP ----------------------------------------------------------------------------------------------------------
+    # --- HTTP -------------------------------------------------------------------------------------------------
 
     def app(self) -> web.Application:
         """Return the application of this participant."""
@@ -253,7 +253,7 @@ class ScriptedParticipant:
         if "checkpoint_id" in body:
             assert body["checkpoint_id"].split("-")[0] == headers[wire.HEADER_CONTROLLER_EPOCH]
 
-    # --- the phase machine, read from the specification ----------------------------------------------------------------
+    # --- the phase machine, read from the specification -------------------------------------------------------
 
     def _cell(self, operation: str, checkpoint_id: str, **facts: Any) -> Any:
         cid = wire.parse_checkpoint_id(checkpoint_id)
@@ -311,7 +311,7 @@ class ScriptedParticipant:
             delay = self.lease_ms / 1000 * self.lease_scale
             self.lease = asyncio.get_running_loop().call_later(delay, self._event, "lease_end")
 
-    # --- verbs ---------------------------------------------------------------------------------------------------------
+    # --- verbs ------------------------------------------------------------------------------------------------
 
     async def on_capabilities(self, request: web.Request, body: Any) -> Any:
         if self.gone_404:
@@ -409,7 +409,7 @@ class ScriptedParticipant:
         cell = self._cell("commit", body["checkpoint_id"], leave_out_blocked=left_out)
         if cell.answer == "accepted":
             path = Path(body["target"]["path"])
-            if any(path.iterdir()):
+            if not _is_empty(path):
                 raise ProblemError("target_exists")
             if self.storage_full:
                 raise ProblemError("insufficient_storage", phase=self.phase)
@@ -457,7 +457,7 @@ class ScriptedParticipant:
     async def _write(self, path: Path, checkpoint_id: str) -> None:
         if self.hold_write is not None:
             await self.hold_write.wait()
-        if self.open_id is None or str(self.open_id) != checkpoint_id or not path.is_dir():
+        if self.open_id is None or str(self.open_id) != checkpoint_id or not _is_there(path):
             return
         index = b"".join(json.dumps(row).encode() + b"\n" for row in self.index)
         _plain(path / "rollouts.jsonl", index)
@@ -678,6 +678,14 @@ class ScriptedParticipant:
         while run.result is None:
             await self.moved.wait()
         return web.json_response(json.loads(run.result))
+
+
+def _is_empty(path: Path) -> bool:
+    return not any(path.iterdir())
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_dir()
 
 
 def _plain(path: Path, data: bytes) -> None:

@@ -126,7 +126,7 @@ async def test_silence_ends_within_the_own_limit() -> None:
 
 @pytest.mark.parametrize("code", [c for c, e in load().errors.items() if c != "stale_controller"])
 async def test_each_code_is_repeated_exactly_when_it_may_be(code: str) -> None:
-    """CKPT-ERR-015: no call is repeated unchanged after a code that is not retryable, nor where something must come first."""
+    """CKPT-ERR-015: no call is repeated after a code that is not retryable, nor where something must come first."""
     calls = 0
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -54,7 +54,7 @@ async def under_way(directory: Path, client: Process, servers: tuple[ScriptedPar
 async def test_a_kill_between_any_two_steps_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_saving: str, while_restarting: str
 ) -> None:
-    """C40, N9, N16: killed in the second save and again in the restart: the newest published snapshot is whole, no saved turn is redone."""
+    """C40, N9, N16: killed in a save and in the restart: the newest published is whole, no saved turn is redone."""
     servers = three_servers()
     agent = servers[0]
     async with serving(*servers):
@@ -89,7 +89,7 @@ async def test_a_kill_between_any_two_steps_loses_nothing(
 async def test_a_kill_between_result_and_ack_trains_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """C01, C07: killed around a start, a save and an ACK, with the Gym alive: adopted, each result trained once and released."""
+    """C01, C07: killed around a start, a save and an ACK, the Gym alive: each result is trained once and released."""
     servers = three_servers()
     agent = servers[0]
     settings: dict[str, Any] = run_yaml(agent.url, trainer={"survives": True})

@@ -11,7 +11,7 @@ import pytest
 from reference_rl.client import ClientSettings, Controller, make_http
 from reference_rl.columns import SWITCHES
 from reference_rl.deployment import Deployment, differences, everywhere, raise_first
-from reference_rl.errors import Incompatible, Superseded
+from reference_rl.errors import Incompatible, Superseded, Unreachable
 from reference_rl.retry import RetryPolicy
 from spec.messages import SnapshotManifest
 from tests.rl.scripted import ENVIRONMENT, ScriptedParticipant, one_gym, serving, three_servers
@@ -188,9 +188,7 @@ async def test_compatibility_names_what_differs(changes: dict[str, Any], says: l
 
 async def test_an_unreachable_server_is_named() -> None:
     """CKPT-DUTY-021: the report of a failed call names the participant."""
-    from reference_rl.errors import Unreachable
-
-    with pytest.raises(Unreachable, match="127.0.0.1:1"):
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         await discovered(["http://127.0.0.1:1"])
 
 

@@ -49,7 +49,7 @@ SPOILED = {"prepare", "commit", "abort"}
 
 @pytest.mark.parametrize("operation", ["prepare", "commit", "resume", "abort", "renew", "status"])
 async def test_no_fault_of_a_control_call_ends_the_run(tmp_path: Path, operation: str) -> None:
-    """C20: with each fault the run goes on, the previous snapshot is in use, the counter says 1; the next snapshot works."""
+    """C20: with each fault the run goes on, the previous snapshot is in use, the counter says 1; the next one works."""
     servers = three_servers()
     agent = servers[0]
     async with serving(*servers), running(settings(tmp_path / "run", agent)) as run:
@@ -108,7 +108,7 @@ async def test_no_fault_of_the_data_calls_loses_or_doubles_a_result(tmp_path: Pa
 
 
 async def test_prepare_timeouts_lead_to_column_2_and_back(tmp_path: Path) -> None:
-    """C21: three time-outs in a row: counter 3, the last good snapshot loads, column 2 and loudly; the next try is normal again."""
+    """C21: three time-outs in a row: the last good snapshot loads, column 2 and loudly; the next try is normal."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"timeout_ms": 150})) as run:
         await under_way(run, gym)
@@ -132,7 +132,7 @@ async def test_prepare_timeouts_lead_to_column_2_and_back(tmp_path: Path) -> Non
 
 
 async def test_one_refused_target_leaves_all_idle_and_open(tmp_path: Path) -> None:
-    """C23: one of three refuses commit because its directory is not empty: all three end idle and open, nothing is published."""
+    """C23: one of three refuses commit, its directory is not empty: all three end idle and open, nothing is there."""
     servers = three_servers()
     async with serving(*servers), running(settings(tmp_path / "run", servers[0])) as run:
         await under_way(run, servers[0])
@@ -147,7 +147,7 @@ async def test_one_refused_target_leaves_all_idle_and_open(tmp_path: Path) -> No
 
 
 async def test_a_write_that_fails_after_resume_is_dropped(tmp_path: Path) -> None:
-    """N5: a participant that loses its state between commit and durable spoils the snapshot, and its Gym is restored."""
+    """N5: a participant loses its state between commit and durable: nothing is published, its Gym is restored."""
     servers = three_servers()
     agent, resources = servers[0], servers[2]
     async with serving(*servers), running(settings(tmp_path / "run", agent)) as run:
@@ -168,7 +168,7 @@ async def test_a_write_that_fails_after_resume_is_dropped(tmp_path: Path) -> Non
 
 
 async def test_a_lease_that_ends_after_durability_spoils_nothing(tmp_path: Path) -> None:
-    """CKPT-SNAP-027, CKPT-SNAP-036: a resume that never works is counted apart, the lease opens the gate, the snapshot is published."""
+    """CKPT-SNAP-027, CKPT-SNAP-036: a resume that never works is counted apart, the snapshot is published."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"lease_ms": 200})) as run:
         await under_way(run, gym)
@@ -199,7 +199,7 @@ async def test_a_blocked_rollout_can_be_left_out(tmp_path: Path) -> None:
 
 
 async def test_an_optional_gym_is_left_out_whole(tmp_path: Path) -> None:
-    """CKPT-DUTY-012…015: it fails before resume: aborted there, its unfinished rollouts are listed, the snapshot is published."""
+    """CKPT-DUTY-012…015: it fails before resume: aborted there, its rollouts are listed, the snapshot is published."""
     good, bad = one_gym(), ScriptedParticipant("spare", ("rollouts", "sessions", "ledger"), 10)
     async with serving(good, bad):
         gyms = [{"alias": "gym", "url": good.url}, {"alias": "spare", "url": bad.url, "optional": True}]
@@ -228,7 +228,7 @@ async def test_nothing_new_is_not_saved_again(tmp_path: Path) -> None:
 
 
 async def test_a_snapshot_is_a_context(tmp_path: Path) -> None:
-    """Inside, the cut is captured and the gates are open; an exception inside aborts everywhere and publishes nothing."""
+    """Inside, the cut is captured and the gates are open; an exception aborts everywhere and publishes nothing."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
         await under_way(run, gym)
@@ -247,7 +247,7 @@ async def test_a_snapshot_is_a_context(tmp_path: Path) -> None:
 
 
 async def test_stages_are_called_in_order(tmp_path: Path) -> None:
-    """CKPT-STAGE-003…007: prepare ascending, commit when all are prepared, resume descending and after every capture."""
+    """CKPT-STAGE-003…007: prepare ascending, commit when all are prepared, resume descending after every capture."""
     servers = three_servers()
     log: list[tuple[str, str]] = []
     for server in servers:

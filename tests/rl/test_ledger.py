@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reference_rl import queries, transitions
+from reference_rl import queries, settling, transitions
 from reference_rl.errors import EpochTaken, InvariantViolated, LedgerVersion, Superseded
 from reference_rl.ledger import Ledger, open_copy
 from reference_rl.records import PlannedGroup, PlannedRollout, Receipt, Reservation, ServedResult
@@ -55,7 +55,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def settle(ledger: Ledger, *served: ServedResult) -> list[str]:
     """Settle a page and return the decisions."""
-    return [s.decision for s in ledger.call(transitions.settle, "gym", served, 3)]
+    return [s.decision for s in ledger.call(settling.settle, "gym", served, 3)]
 
 
 def test_planning_twice_adds_nothing(ledger: Ledger) -> None:
@@ -69,7 +69,7 @@ def test_a_result_and_its_debt_are_one_transaction(ledger: Ledger) -> None:
     served = success("r_g0_s0")
     assert ["saved"] == settle(ledger, served)
     assert [served.receipt] == ledger.read(queries.debts, "gym")
-    ledger.call(transitions.clear_debts, "gym", [(served.receipt, "released")])
+    ledger.call(settling.clear_debts, "gym", [(served.receipt, "released")])
     assert [] == ledger.read(queries.debts, "gym")
 
 
@@ -102,7 +102,7 @@ def test_another_result_of_a_finished_rollout_is_surplus(ledger: Ledger) -> None
 
 
 def test_a_straggler_is_trained_while_its_next_attempt_is_unconfirmed(ledger: Ledger) -> None:
-    """N24: its next attempt is reserved, its first result arrives before the new start was answered: saved, not thrown away."""
+    """N24: its next attempt is reserved, its first result comes before the new start was answered: saved."""
     ledger.call(transitions.reserve, [Reservation("r_g0_s0", "test")], 1)
     assert ["saved"] == settle(ledger, success("r_g0_s0", attempt=0))
 
@@ -140,7 +140,7 @@ def test_a_surplus_receipt_is_never_kept(ledger: Ledger) -> None:
     ledger.call(transitions.mark_answered, [("r_g0_s0", 1)])
     served = success("r_g0_s0", attempt=0)
     settle(ledger, served)
-    assert not ledger.call(transitions.keep_receipt, "gym", served.receipt)
+    assert not ledger.call(settling.keep_receipt, "gym", served.receipt)
 
 
 def test_failures_lead_to_a_next_attempt_until_there_are_too_many(ledger: Ledger) -> None:
@@ -159,7 +159,7 @@ def test_session_lost_waits_for_the_incarnations(ledger: Ledger) -> None:
     """N23: not a fact by itself; with a lost participant the failure is acknowledged and the attempt stays."""
     served = failure("r_g0_s0", kind="session_lost")
     assert ["session_lost"] == settle(ledger, served)
-    ledger.call(transitions.settle_session_lost, "gym", served, 3, fact=False)
+    ledger.call(settling.settle_session_lost, "gym", served, 3, fact=False)
     row = ledger.read(queries.rollout, "r_g0_s0")
     assert row is not None
     assert (0, "unfinished") == (row.attempt, row.state)
@@ -169,7 +169,7 @@ def test_session_lost_waits_for_the_incarnations(ledger: Ledger) -> None:
 def test_session_lost_as_a_fact_is_a_failure_like_others(ledger: Ledger) -> None:
     """Every incarnation is the known one: the session was lost by itself, the next attempt is reserved."""
     served = failure("r_g0_s0", kind="session_lost")
-    settled = ledger.call(transitions.settle_session_lost, "gym", served, 3, fact=True)
+    settled = ledger.call(settling.settle_session_lost, "gym", served, 3, fact=True)
     assert "retry" == settled.decision
 
 
@@ -178,7 +178,7 @@ def test_a_mismatch_stops_with_its_evidence(ledger: Ledger) -> None:
     served = success("r_g0_s0")
     settle(ledger, served)
     with pytest.raises(InvariantViolated) as caught:
-        ledger.call(transitions.clear_debts, "gym", [(served.receipt, "mismatch")])
+        ledger.call(settling.clear_debts, "gym", [(served.receipt, "mismatch")])
     assert served.receipt._asdict() == caught.value.evidence["receipt"]
     assert [served.receipt] == ledger.read(queries.debts, "gym")
 
@@ -270,21 +270,22 @@ con.execute("COMMIT")
 
 async def test_writers_wait_for_a_foreign_lock(ledger: Ledger) -> None:
     """C72: 25 concurrent writers while another process holds the write lock for 2 s: none is lost, none fails."""
-    process = subprocess.Popen([sys.executable, "-c", _HOLD, str(ledger.path)], stdout=subprocess.PIPE, text=True)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOLD, str(ledger.path), stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
-    assert "held\n" == await asyncio.to_thread(process.stdout.readline)
-    ledger.call_count = 0  # type: ignore[attr-defined] # only the test's own note
+    assert b"held\n" == await process.stdout.readline()
     await asyncio.gather(
         *(ledger.do(transitions.reserve, [Reservation(f"r_g0_s{n % 3}", f"writer {n}")], 1) for n in range(25))
     )
     assert 25 == len(ledger.read(queries.attempts))
-    assert 0 == await asyncio.to_thread(process.wait)
-    process.stdout.close()
+    assert 0 == await process.wait()
 
 
 def test_a_second_process_reads_while_the_run_writes(ledger: Ledger) -> None:
     """The ledger can be looked at while it is in use."""
-    code = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM rollouts').fetchone()[0])"
+    query = "SELECT count(*) FROM rollouts"
+    code = f"import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('{query}').fetchone()[0])"
     ledger.call(transitions.mark_sent, ["r_g0_s0"])
     seen = subprocess.run([sys.executable, "-c", code, str(ledger.path)], capture_output=True, text=True, check=True)
     assert "3" == seen.stdout.strip()

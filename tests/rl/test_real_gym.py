@@ -39,7 +39,7 @@ async def crash(directory: Path, client: Process, policy: Policy, gym: Process) 
 
 @pytest.mark.parametrize(("column", "processes"), [(0, "one"), (1, "one"), (2, "one"), (3, "one"), (3, "three")])
 async def test_the_worked_example(tmp_path: Path, column: int, processes: str) -> None:
-    """A has finished, B has 2 turns and C has 4 at the crash: 6 turns are redone in columns 0 to 2, none in column 3."""
+    """A has finished, B has 2 turns and C has 4 at the crash: 6 turns are redone in columns 0 to 2, 0 in column 3."""
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
     async with policy_server() as policy:
         policy.hold_from = {1: 3, 2: 5}

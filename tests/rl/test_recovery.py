@@ -35,7 +35,7 @@ async def finished(run: Running, *gyms: ScriptedParticipant) -> list[tuple[int, 
 
 
 async def test_a_new_client_adopts_a_living_gym(tmp_path: Path) -> None:
-    """C01: finished, the client dies before its first ACK, the Gym lives: no restore, all results ACKed, the feed is empty."""
+    """C01: the client dies before its first ACK, the Gym lives: no restore, all results ACKed, the feed is empty."""
     gym = one_gym()
     gym.faults["acks"] = Fault("500")
     async with serving(gym):
@@ -121,7 +121,7 @@ async def test_a_second_crash_restores_the_same_snapshot_again(tmp_path: Path) -
 
 
 async def test_attempts_are_never_used_twice(tmp_path: Path) -> None:
-    """N9: a crash between the ledger's transaction and the first restore call: the next restart takes higher attempts."""
+    """N9: a crash between the ledger's transaction and the first restore call: the next takes higher attempts."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -164,7 +164,7 @@ async def test_emptied_servers_are_not_adopted(tmp_path: Path) -> None:
 
 
 async def test_what_is_not_salvaged_runs_again(tmp_path: Path) -> None:
-    """N17: finished and ACKed after the cut, made with newer weights: after the restore it continues and is trained once."""
+    """N17: finished and ACKed after the cut with newer weights: after the restore it continues and is trained once."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -187,7 +187,7 @@ async def test_what_is_not_salvaged_runs_again(tmp_path: Path) -> None:
 
 
 async def test_a_result_in_the_cut_that_was_never_fetched_comes_back(tmp_path: Path) -> None:
-    """C02: finished and unacknowledged when the cut is taken: it is part of the cut, and is served and trained after the restore."""
+    """C02: finished and unacknowledged when the cut is taken: in the cut, served and trained after the restore."""
     gym = one_gym()
     gym.faults["results"] = Fault("503")
     async with serving(gym):
@@ -207,7 +207,7 @@ async def test_a_result_in_the_cut_that_was_never_fetched_comes_back(tmp_path: P
 
 
 async def test_a_damaged_snapshot_falls_through_to_the_next(tmp_path: Path) -> None:
-    """C41: the newest snapshot is damaged: it is reported with its file, the older one is used, nothing live was touched."""
+    """C41: the newest snapshot is damaged: it is reported with its file, and the older one is used."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -269,7 +269,7 @@ async def test_every_snapshot_gone_means_a_clean_start(tmp_path: Path) -> None:
 
 
 async def test_the_marker_is_used_when_its_snapshot_never_landed(tmp_path: Path) -> None:
-    """CKPT-SNAP-034: the trainer checkpoint of step 1 is newer than every snapshot: what is unfinished starts at turn 1."""
+    """CKPT-SNAP-034: a trainer checkpoint newer than every snapshot: what is unfinished starts at turn 1."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -307,7 +307,7 @@ async def test_a_lost_ledger_begins_with_the_snapshots_copy(tmp_path: Path) -> N
             assert [(0, 1), (1, 1), (2, 1)] == await finished(run, gym)
 
 
-# --- a Gym that dies alone ---------------------------------------------------------------------------------------------
+# --- a Gym that dies alone ------------------------------------------------------------------------------------
 
 
 async def test_a_gym_that_dies_alone_is_restored_and_rl_stays(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ async def test_a_gym_that_dies_alone_is_restored_and_rl_stays(tmp_path: Path) ->
 
 
 async def test_session_lost_goes_into_the_restore(tmp_path: Path) -> None:
-    """N23: the resources server dies, the agent reports session_lost before anyone noticed: it continues from the snapshot."""
+    """N23: the resources server dies, session_lost comes before anyone noticed: it continues from the snapshot."""
     servers = three_servers()
     agent, _, resources = servers
     async with serving(*servers):
@@ -373,7 +373,7 @@ async def test_a_page_fetched_before_a_restore_is_discarded(tmp_path: Path) -> N
 
 
 async def test_a_late_start_of_an_old_attempt_changes_nothing(tmp_path: Path) -> None:
-    """N21: fences name every unfinished rollout that is not continued, so a delayed start of attempt 0 is stale everywhere."""
+    """N21: fences name every unfinished rollout that is not continued: a delayed start of attempt 0 is stale."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym, tasks={"siblings": 1})) as run:
@@ -404,11 +404,11 @@ async def test_a_participant_that_never_answers_restore_is_named(tmp_path: Path)
         assert [("idle", "open")] * 2 == [(s.phase, s.gate) for s in (agent, resources)]
 
 
-# --- two controllers ---------------------------------------------------------------------------------------------------
+# --- two controllers ------------------------------------------------------------------------------------------
 
 
 async def test_the_old_controller_is_refused_after_a_takeover(tmp_path: Path) -> None:
-    """C13: frozen during prepare, it wakes after the new one took over: its commit and its abort are refused, it stops."""
+    """C13: frozen during prepare, it wakes after the new one took over: what it sends is refused, it stops."""
     gym = one_gym()
     frozen: dict[str, Any] = {"snapshot": {"timeout_ms": 20_000}, "recovery": {"health_s": 60}}
     async with serving(gym), running(settings(tmp_path / "run", gym, **frozen)) as old:
@@ -467,7 +467,7 @@ async def test_after_the_lease_everything_goes_on_without_a_controller(tmp_path:
 
 
 async def test_two_controllers_that_choose_one_epoch(tmp_path: Path) -> None:
-    """C12: over two participants the same one wins on both; the other picks a higher epoch or stops, without a livelock."""
+    """C12: the same one wins on both participants; the other picks a higher epoch or stops, without a livelock."""
     agent = ScriptedParticipant("agent", ("rollouts",), 10)
     resources = ScriptedParticipant("resources", ("sessions",), 30)
     agent.peers = [resources]
