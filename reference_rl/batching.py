@@ -27,6 +27,8 @@ def batches(
         limits: the participant's limits.
         form: item → the JSON value that will stand for it.
         most: an own limit on the number of items.
+
+    Requirements: CKPT-ROLL-059.
     """
     longest = min(limits.max_batch, most or limits.max_batch)
     room = limits.max_body_bytes - _ENVELOPE_BYTES

@@ -71,6 +71,10 @@ class Capture:
         left_out_rollouts: whether blocked rollouts were left out.
         gone: aliases of Gyms of which a participant is another incarnation than the known one.
         progress: (alias, participant) → (incarnation, progress) of what was captured.
+
+    Requirements: CKPT-COMMIT-044…047, CKPT-STAGE-003…005, CKPT-STAGE-007, CKPT-STAGE-010, CKPT-STAGE-011,
+    CKPT-DUTY-012…019, CKPT-DUTY-028, CKPT-RESTART-042, CKPT-RESTART-043, CKPT-SNAP-008, CKPT-SNAP-025, CKPT-SNAP-027,
+    CKPT-SNAP-036.
     """
 
     def __init__(

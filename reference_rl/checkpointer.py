@@ -85,6 +85,8 @@ class Checkpointer:
         events: where what happened is written.
         settle_acks: settles owed ACKs, best effort.
         snapshot_dirs: alias → the path under which that Gym sees the directory of the store.
+
+    Requirements: CKPT-SNAP-001…007, CKPT-DUTY-001…011, CKPT-DUTY-025, CKPT-DUTY-027.
     """
 
     def __init__(

@@ -82,7 +82,10 @@ def recover(
 
 
 def summary(session: Session) -> str:
-    """Return one line about a run that has ended, whether it goes on in column 2 included."""
+    """Return one line about a run that has ended, whether it goes on in column 2 included.
+
+    Requirements: CKPT-DUTY-030.
+    """
     values = session.write_metrics()
     text = f"{session.settings.run_id}: {values['samples_trained']:.0f} samples trained, "
     text += f"{values['rollouts_failed']:.0f} failed, {values['rollouts_unfinished']:.0f} unfinished"

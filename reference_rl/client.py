@@ -86,6 +86,9 @@ class GymClient:
         token: the bearer token of the control plane, or ``None``.
         settings: limits and retries.
         name: the participant's name; its URL until discovery.
+
+    Requirements: CKPT-ID-029…031, CKPT-DUTY-020, CKPT-DUTY-021, CKPT-ERR-002, CKPT-ERR-014, CKPT-ERR-016,
+    CKPT-SEC-007, CKPT-VER-008.
     """
 
     def __init__(

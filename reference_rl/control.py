@@ -70,6 +70,8 @@ class Leases:
     Args:
         checkpoint_id: the open checkpoint.
         lease_ms: the lease asked for, in milliseconds.
+
+    Requirements: CKPT-LEASE-015.
     """
 
     def __init__(self, checkpoint_id: str, lease_ms: int) -> None:
@@ -125,6 +127,8 @@ async def abort_everywhere(participants: Iterable[Participant], checkpoint_id: s
 
     Returns:
         One outcome for each participant; a failed abort is left to the lease.
+
+    Requirements: CKPT-STAGE-008, CKPT-STAGE-009.
     """
 
     async def abort(participant: Participant) -> str | None:

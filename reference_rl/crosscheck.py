@@ -36,6 +36,8 @@ def cross_check(cuts: Iterable[Cut]) -> list[Restart]:
     A rollout restarts when any index calls it ``restart``, when a row is missing where the owner of rollouts counts
     effects in one of that participant's continuing environments, when the numbers of effects differ, or when the rows
     are of different attempts.
+
+    Requirements: CKPT-SNAP-010…012.
     """
     cuts = tuple(cuts)
     owners = [cut for cut in cuts if cut.owns_rollouts]

@@ -48,6 +48,8 @@ class DataPlane(Protocol):
 
     ``pin`` holds rows under a name against deletion, ``unpin`` lets them go; a deletion of a pinned row is put off
     until no pin is left. ``flush`` returns when everything that was put is durable.
+
+    Requirements: CKPT-DUTY-026, CKPT-SNAP-007.
     """
 
     async def put(self, key: RowKey, row: Row) -> None:

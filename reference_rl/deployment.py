@@ -102,6 +102,8 @@ class Deployment:
         Raises:
             Incompatible: a required participant is missing or answers 404, or a name appears twice.
             GymError: a server could not be asked.
+
+        Requirements: CKPT-DISC-021…026.
         """
         found: dict[str, Participant] = {}
         waiting: list[tuple[str, str | None]] = [
@@ -147,6 +149,8 @@ class Deployment:
 
         Raises:
             Incompatible: one sentence for each thing that differs.
+
+        Requirements: CKPT-VER-003, CKPT-VER-004, CKPT-ENV-024, CKPT-DISC-027.
         """
         reasons: list[str] = []
         for participant in self.participants:
@@ -167,7 +171,10 @@ class Deployment:
         return next(p for p in self.participants if p.owns("rollouts"))
 
     def stages(self, *, descending: bool = False) -> list[list[Participant]]:
-        """Return the participants by stage: ascending is callers before callees."""
+        """Return the participants by stage: ascending is callers before callees.
+
+        Requirements: CKPT-STAGE-003, CKPT-STAGE-005, CKPT-STAGE-006.
+        """
         ordered = sorted(self.participants, key=lambda p: p.stage, reverse=descending)
         return [list(members) for _, members in groupby(ordered, key=lambda p: p.stage)]
 
@@ -201,6 +208,8 @@ class Deployment:
 
         Raises:
             Superseded: it obeys a higher one.
+
+        Requirements: CKPT-CTRL-016.
         """
         mine, theirs = self._controller, status.controller
         if theirs is None or mine.epoch is None:
@@ -234,6 +243,8 @@ async def everywhere(participants: Iterable[Participant], call: Callable[[Partic
 
     Returns:
         One outcome per participant, in their order; a cancellation is not kept back.
+
+    Requirements: CKPT-STAGE-008…011.
     """
 
     async def one(participant: Participant) -> Outcome:
@@ -258,6 +269,8 @@ def differences(saved: messages.SnapshotManifest, alias: str, deployment: Deploy
 
     What matters: the participants' names, their state schemas, the environments with state and their versions. URLs,
     worker counts, software versions and added features never matter.
+
+    Requirements: CKPT-RESTART-021…023.
     """
     entry = next((gym for gym in saved.gyms if gym.alias == alias and gym.included), None)
     if entry is None:

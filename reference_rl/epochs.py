@@ -33,6 +33,8 @@ class Claim:
 
         Raises:
             Superseded: another controller of this run directory has claimed a higher epoch.
+
+        Requirements: CKPT-SNAP-026.
         """
         found = highest(self.run_dir)
         if found > self.epoch:
@@ -57,6 +59,8 @@ def claim(run_dir: Path, controller_id: str, seen: int = 0) -> Claim:
 
     Returns:
         A claim of ``max(own claims, seen) + 1``, or of a higher number when others claim at the same time.
+
+    Requirements: CKPT-CTRL-009…011.
     """
     directory = run_dir / _DIRECTORY
     if not directory.is_dir():

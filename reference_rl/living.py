@@ -59,7 +59,10 @@ class Living:
         self._timeout_ms = timeout_ms
 
     async def read_feed(self, gym: Deployment) -> int:
-        """Read the live feed of the owner of rollouts once: its results are facts. Return how many were saved."""
+        """Read the live feed of the owner of rollouts once: its results are facts. Return how many were saved.
+
+        Requirements: CKPT-RESTART-011, CKPT-RESTART-050.
+        """
         saved = 0
         after: str | None = None
         while True:
@@ -104,6 +107,8 @@ class Living:
 
         What runs under another attempt than the ledger's is retired; what is missing gets a new attempt; what lives
         is told the present policy address by a repeated start (which the dispatcher sends).
+
+        Requirements: CKPT-RESTART-007…010.
         """
         report = GymReport(gym.alias, "adopted")
         listed = await self.list_rollouts(gym)
@@ -134,6 +139,8 @@ def read_result(entry: messages.FeedResult) -> ServedResult:
 
     Raises:
         InvariantViolated: the text is not the one that the receipt names, or not JSON.
+
+    Requirements: CKPT-RESULT-017, CKPT-RESULT-019.
     """
     receipt = Receipt(entry.receipt.rollout_id, entry.receipt.attempt, entry.receipt.digest)
     found = wire.result_digest(entry.result)

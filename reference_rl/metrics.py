@@ -28,6 +28,8 @@ def collect(switches: Switches, ledger: Ledger, events: Events, health: Health |
         ledger: the run's ledger.
         events: its counters.
         health: how snapshots fare.
+
+    Requirements: CKPT-DISC-032, CKPT-DUTY-029.
     """
     counts = ledger.read(queries.counts)
     metrics: dict[str, float] = {

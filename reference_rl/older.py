@@ -29,7 +29,10 @@ PAUSE_S = 0.2
 
 
 class OlderSession(Session):
-    """One process of a run in column 0 or 1."""
+    """One process of a run in column 0 or 1.
+
+    Requirements: CKPT-DISC-031.
+    """
 
     def open_ledger(self) -> Ledger:
         """Open the ledger of the newest snapshot: what came after it is lost, as it always was."""

@@ -125,6 +125,8 @@ def ready(con: sqlite3.Connection) -> list[list[str]]:
 
     With granularity ``sibling`` each finished rollout is a unit; with ``prompt_group`` the finished rollouts of a
     group in which nothing is unfinished.
+
+    Requirements: CKPT-RESTART-058, CKPT-RESTART-059.
     """
     singles = con.execute(
         "SELECT r.rollout_id FROM rollouts r JOIN groups g USING (grp) WHERE g.granularity = 'sibling' AND"

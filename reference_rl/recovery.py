@@ -59,6 +59,8 @@ class Recovery:
         switches: what the column turns on.
         events: where what happened is written.
         environments: alias → the environments that the run needs there.
+
+    Requirements: CKPT-RESTART-001…006, CKPT-RESTART-024, CKPT-RESTART-025, CKPT-RESTART-030…033, CKPT-CTRL-013.
     """
 
     def __init__(
@@ -130,6 +132,8 @@ class Recovery:
 
         Raises:
             RecoveryFailed: it did not come back within its limit.
+
+        Requirements: CKPT-RESTART-050…054, CKPT-RESTART-062.
         """
         known = self._ledger.read(queries.incarnations, gym.alias)
         await self._reach(gym, known)
@@ -199,6 +203,8 @@ class Recovery:
 
         Raises:
             Superseded: refused after the last pick.
+
+        Requirements: CKPT-CTRL-012, CKPT-CTRL-014…016.
         """
         for picks_left in range(CLAIMS, -1, -1):
             try:
@@ -330,7 +336,10 @@ class Recovery:
         return report
 
     async def delete_unreferenced_rows(self) -> int:
-        """Delete the token rows that no saved turn, no result and no live attempt refers to; return how many went."""
+        """Delete the token rows that no saved turn, no result and no live attempt refers to; return how many went.
+
+        Requirements: CKPT-RESTART-034, CKPT-RESTART-035.
+        """
         listed = await self._plane.list() if self._plane is not None else ()
         if not listed or self._plane is None:
             return 0

@@ -97,7 +97,10 @@ class Meeting:
 
 
 def choose_point(ledger: Ledger, store: SnapshotStore, *, trainer_survives: bool) -> RestartPoint:
-    """Return where RL goes on: the newest snapshot that verifies, the marker where that is newer, or nothing."""
+    """Return where RL goes on: the newest snapshot that verifies, the marker where that is newer, or nothing.
+
+    Requirements: CKPT-RESTART-012, CKPT-RESTART-016, CKPT-RESTART-018, CKPT-RESTART-061, CKPT-SNAP-034.
+    """
     step, weights = ledger.read(queries.trainer)
     if trainer_survives:
         return RestartPoint("ledger", step, weights)
@@ -128,7 +131,10 @@ def _marker(store: SnapshotStore, refused: list[str]) -> messages.FallbackMarker
 
 
 async def plan_rollback(ledger: Ledger, point: RestartPoint, salvage: str) -> Rollback:
-    """Choose what RL goes back to, and what is salvaged: before the lists of any restore are made."""
+    """Choose what RL goes back to, and what is salvaged: before the lists of any restore are made.
+
+    Requirements: CKPT-RESTART-044…049.
+    """
     step, _ = ledger.read(queries.trainer)
     consumed = ledger.read(queries.consumption)
     if point.how == "ledger":

@@ -95,6 +95,8 @@ class RestorePlan:
         Args:
             participant: its name.
             attempts: rollout → the reserved attempt.
+
+        Requirements: CKPT-RESTORE-045…048.
         """
         fences = [
             {"rollout_id": fate.row.rollout_id, "through_attempt": attempts[fate.row.rollout_id] - 1}
@@ -143,6 +145,8 @@ def plan_restore(
         surplus: receipts that were settled before; a result of these is never awaited.
         highest: rollout → the highest attempt that a participant showed.
         forced: rollout → why it must start at turn 1 whatever the snapshot says.
+
+    Requirements: CKPT-RESTART-036, CKPT-RESTART-037, CKPT-RESTART-053, CKPT-SNAP-013.
     """
     seen = dict(highest or {})
     settled = set(surplus)

@@ -32,6 +32,8 @@ class RetryPolicy:
         attempts: tries in all.
         first_wait_s: the wait before the second try, in seconds; doubled each time.
         longest_wait_s: no wait is longer, in seconds, whatever ``Retry-After`` says.
+
+    Requirements: CKPT-ERR-015, CKPT-ERR-017.
     """
 
     attempts: int = 4

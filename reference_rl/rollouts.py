@@ -49,6 +49,9 @@ class RolloutManager:
         max_failures: after so many non-terminal failures a rollout counts as failed.
         health_s: how often every participant is asked for its incarnation, in seconds.
         on_result: called after results were saved.
+
+    Requirements: CKPT-FEED-013, CKPT-FEED-014, CKPT-ACK-019, CKPT-ACK-022, CKPT-TIME-012, CKPT-RESTART-009,
+    CKPT-RESTART-033.
     """
 
     def __init__(

@@ -36,7 +36,10 @@ def owners_of_turns(con: sqlite3.Connection, rollout_id: str, attempt: int) -> l
 def rows_of_attempt(
     con: sqlite3.Connection, rollout_id: str, attempt: int, listed: Iterable[RowKey], turns: int | None = None
 ) -> set[RowKey]:
-    """Return the stored rows that make up an attempt, up to ``turns`` when given."""
+    """Return the stored rows that make up an attempt, up to ``turns`` when given.
+
+    Requirements: CKPT-DUTY-026.
+    """
     spans = owners_of_turns(con, rollout_id, attempt)
     found = set()
     for key in listed:

@@ -36,6 +36,8 @@ def unseal(data: bytes) -> dict[str, Any]:
 
     Raises:
         SealBroken: the file was altered, cut or extended, or never was sealed.
+
+    Requirements: CKPT-SNAP-041.
     """
     head, mark, tail = data.rpartition(_MARK)
     if not mark or tail != wire.bytes_digest(head).encode() + _END:

@@ -233,7 +233,10 @@ class Session:
         return (self.settings.run_dir / RESULTS).exists() and not owed
 
     def save_evidence(self, error: InvariantViolated) -> Path:
-        """Save what an invariant was violated by, for people to look at."""
+        """Save what an invariant was violated by, for people to look at.
+
+        Requirements: CKPT-DUTY-023, CKPT-DUTY-024.
+        """
         path = self.settings.run_dir / f"evidence-{uuid4().hex[:8]}.json"
         content: dict[str, Any] = {"text": str(error), "evidence": error.evidence, "t": time.time()}
         durable.publish_file(path, json.dumps(content, indent=1, default=str).encode() + b"\n")

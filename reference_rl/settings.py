@@ -96,7 +96,10 @@ class SnapshotSettings(_Settings):
 
 
 class TokenSource(_Settings):
-    """Where a bearer token comes from; never from the settings themselves."""
+    """Where a bearer token comes from; never from the settings themselves.
+
+    Requirements: CKPT-SEC-004.
+    """
 
     env: str | None = None
     file: Path | None = None

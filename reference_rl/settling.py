@@ -29,6 +29,9 @@ def settle(con: sqlite3.Connection, gym: str, page: Sequence[ServedResult], max_
         gym: alias of the Gym that served the page.
         page: the results, in the order of the page.
         max_failures: after so many non-terminal failures a rollout counts as failed.
+
+    Requirements: CKPT-ACK-016, CKPT-ACK-017, CKPT-ACK-023…025, CKPT-ACK-028…031, CKPT-RESULT-018, CKPT-RESULT-019,
+    CKPT-FEED-015, CKPT-INV-004.
     """
     return [_settle_one(con, gym, served, max_failures) for served in page]
 
@@ -45,6 +48,8 @@ def settle_session_lost(
         max_failures: as for :func:`settle`.
         fact: every incarnation was the known one and no restore is open, so the session was really lost by itself.
             Otherwise attempt and origin stay, and the rollout goes into the coming restore.
+
+    Requirements: CKPT-RESTART-055…057, CKPT-RESTART-063.
     """
     if fact:
         return _settle_one(con, gym, served, max_failures, judged=True)
@@ -72,6 +77,8 @@ def clear_debts(con: sqlite3.Connection, gym: str, outcomes: Iterable[tuple[Rece
 
     Raises:
         InvariantViolated: a ``mismatch``: the participant holds another result under a receipt that it issued.
+
+    Requirements: CKPT-ACK-018, CKPT-ACK-020, CKPT-ACK-021.
     """
     counts: dict[str, int] = {}
     for receipt, outcome in outcomes:
@@ -95,6 +102,8 @@ def keep_receipt(con: sqlite3.Connection, gym: str, receipt: Receipt) -> bool:
 
     Returns:
         Whether its result can still come: not when it was settled as surplus before.
+
+    Requirements: CKPT-ACK-026, CKPT-ACK-027.
     """
     key = (gym, *receipt)
     row = con.execute("SELECT state FROM rollouts WHERE rollout_id = ?", (receipt.rollout_id,)).fetchone()

@@ -135,6 +135,9 @@ class SnapshotStore:
 
     Raises:
         SettingsError: the file system cannot rename without replacing; the text says so.
+
+    Requirements: CKPT-SNAP-020…024, CKPT-SNAP-028…031, CKPT-SNAP-035, CKPT-SNAP-042, CKPT-SNAP-045, CKPT-SEC-015,
+    CKPT-SEC-016.
     """
 
     def __init__(self, root: Path, run_id: str, marker_dir: Path | None = None) -> None:
@@ -184,6 +187,8 @@ class SnapshotStore:
             SnapshotExists: something is at the final name; nothing was replaced.
             SnapshotError: the manifest does not fit its own schema.
             OSError: writing failed; the draft is still there.
+
+        Requirements: CKPT-SNAP-017…019, CKPT-SNAP-037…040.
         """
         content = {
             "protocol_version": wire.PROTOCOL_VERSION,
@@ -283,7 +288,10 @@ class SnapshotStore:
         return gone
 
     def write_marker(self, marker: Mapping[str, Any]) -> None:
-        """Publish the fallback marker; the one before is replaced."""
+        """Publish the fallback marker; the one before is replaced.
+
+        Requirements: CKPT-SNAP-033, CKPT-SNAP-043, CKPT-SNAP-044.
+        """
         content = {
             "protocol_version": wire.PROTOCOL_VERSION,
             "schema_version": SCHEMA_VERSION,

@@ -93,6 +93,8 @@ def reserve(con: sqlite3.Connection, wishes: Iterable[Reservation], epoch: int) 
 
     Returns:
         rollout_id → the reserved attempt.
+
+    Requirements: CKPT-RESTART-025…029.
     """
     reserved = {}
     for wish in wishes:
@@ -114,7 +116,10 @@ def reserve(con: sqlite3.Connection, wishes: Iterable[Reservation], epoch: int) 
 def open_restore(
     con: sqlite3.Connection, gym: str, epoch: int, wishes: Iterable[Reservation], keep: Iterable[Receipt]
 ) -> dict[str, int]:
-    """Begin a restore of one Gym: its attempts, its keep list and its open flag in one transaction."""
+    """Begin a restore of one Gym: its attempts, its keep list and its open flag in one transaction.
+
+    Requirements: CKPT-RESTART-005, CKPT-RESTART-024.
+    """
     con.execute("INSERT OR REPLACE INTO open_restores VALUES (?, ?, ?)", (gym, epoch, time.time()))
     con.execute("DELETE FROM keep WHERE gym = ?", (gym,))
     con.executemany("INSERT OR IGNORE INTO keep VALUES (?, ?, ?, ?)", [(gym, *receipt) for receipt in keep])
@@ -139,7 +144,10 @@ def open_recovery(
 def close_restore(
     con: sqlite3.Connection, gym: str, incarnations: Mapping[str, str], continued: Iterable[tuple[str, int]]
 ) -> None:
-    """End a restore: every participant is resumed, and these attempts continue."""
+    """End a restore: every participant is resumed, and these attempts continue.
+
+    Requirements: CKPT-RESTART-006.
+    """
     con.execute("DELETE FROM open_restores WHERE gym = ?", (gym,))
     record_incarnations(con, gym, incarnations)
     mark_answered(con, continued)
@@ -160,7 +168,10 @@ def fail_rollout(con: sqlite3.Connection, rollout_id: str, detail: str) -> None:
 
 
 def record_step(con: sqlite3.Connection, step: int, weights_version: int, rollout_ids: Iterable[str]) -> None:
-    """Consume finished rollouts into one training step: each rollout once, whatever its attempts were."""
+    """Consume finished rollouts into one training step: each rollout once, whatever its attempts were.
+
+    Requirements: CKPT-ID-007, CKPT-INV-004.
+    """
     con.executemany("INSERT INTO consumption VALUES (?, ?)", [(r, step) for r in rollout_ids])
     con.execute("UPDATE trainer SET step = ?, weights_version = ?", (step, weights_version))
 
@@ -176,6 +187,8 @@ def roll_back_training(
         weights_version: its weights version there.
         consumed: rollout_id → step, the consumption of the snapshot.
         dropped: rollouts whose result is not kept; each is unfinished again.
+
+    Requirements: CKPT-RESTART-044, CKPT-RESTART-045.
     """
     con.execute("DELETE FROM consumption")
     con.executemany("INSERT INTO consumption VALUES (?, ?)", list(consumed.items()))

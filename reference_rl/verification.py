@@ -45,7 +45,10 @@ def read_index(path: Path) -> dict[str, IndexRecord]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of a plain file; anything else at that name is an ``OSError``."""
+    """Return the content of a plain file; anything else at that name is an ``OSError``.
+
+    Requirements: CKPT-DIR-021.
+    """
     with _open_plain(path) as file:
         return file.read()
 
@@ -95,6 +98,8 @@ def check_participant(snapshot: Snapshot, alias: str, participant: Any, named: M
 
     Raises:
         SnapshotDamaged: naming file and, in an index, record.
+
+    Requirements: CKPT-RESTART-013.
     """
     prefix = f"gym/{alias}/{participant.name}"
     name = f"{prefix}/{participant.manifest.name}"

@@ -38,6 +38,8 @@ class SnapshotWriter:
 
     Attributes:
         revision: the revision of the ledger that was captured.
+
+    Requirements: CKPT-SNAP-009…016.
     """
 
     def __init__(self, draft: Draft, ledger: Ledger, plane: DataPlane, store: SnapshotStore) -> None:
