@@ -81,6 +81,7 @@ class Case:
         self.name = name
         self.prefix = f"{bench.nonce}-{number}-"
         self.steps: list[str] = []
+        self.left_out: dict[str, str] = {}
         self.attempts: dict[str, int] = {}
         self.rollouts: dict[str, Rollout] = {}
         self._participant = participant
@@ -136,6 +137,10 @@ class Case:
         return controller
 
     # --- judging ---
+
+    def leave_out(self, reason: str, *requirements: str) -> None:
+        """Note requirements of this check that this Gym, in this run, gave no occasion to judge, and why."""
+        self.left_out.update(dict.fromkeys(requirements, reason))
 
     def step(self, text: str) -> None:
         """Note a step of the story, for the failure text."""

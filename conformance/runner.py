@@ -216,7 +216,8 @@ class Runner:
         case.close()
         if check.level:
             self.recover()
-        return replace(outcome, seconds=time.monotonic() - started, exchanges=len(exchanges))
+        seconds = time.monotonic() - started
+        return replace(outcome, seconds=seconds, exchanges=len(exchanges), left_out=dict(case.left_out))
 
     def recover(self) -> None:
         """Make sure that the Gym runs and is known again after a check that owned the process."""

@@ -46,6 +46,7 @@ class Outcome:
         status: `fault` means that the suite itself went wrong.
         failures: one per broken judgement; of a flaky check those of every run that failed.
         reason: why it is not applicable, or what the fault was.
+        left_out: requirements of the check that there was no occasion to judge, with the reason.
         seconds: how long it took.
         exchanges: how many exchanges it made.
     """
@@ -57,6 +58,7 @@ class Outcome:
     reason: str = ""
     seconds: float = 0.0
     exchanges: int = 0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,11 @@ def judge(requirements: Mapping[str, Requirement], outcomes: Sequence[Outcome], 
 
 
 def _judge_one(requirement: Requirement, outcomes: Sequence[Outcome]) -> Judgement:
-    statuses = {outcome.status for outcome in outcomes if requirement.id in outcome.check.requirements}
+    statuses = {
+        "not_applicable" if outcome.status == "passed" and requirement.id in outcome.left_out else outcome.status
+        for outcome in outcomes
+        if requirement.id in outcome.check.requirements
+    }
     if "passed" in statuses:
         return "passed"
     if statuses == {"not_applicable"}:

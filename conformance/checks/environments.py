@@ -169,7 +169,9 @@ def a_closed_gate_answers_repeats_and_holds_the_rest(case: Case) -> None:
     case.stays(lambda: not (held.done() and held.result().ok), "it does not run", "CKPT-GATE-009")
     case.accepted(case.controller.abort(case.sessions, open_id), "abort")
     reply = held.result()
-    if not reply.ok:  # a recommendation that this participant does not follow: CKPT-EFFECT-012
+    if reply.ok:
+        case.leave_out("it holds effects at its closed gate", "CKPT-EFFECT-014", "CKPT-EFFECT-015")
+    else:  # a recommendation that this participant does not follow: CKPT-EFFECT-012
         case.refused(reply, "admission_closed", "an effect that is not held", "CKPT-EFFECT-014", "CKPT-EFFECT-013")
         case.true("retry-after" in reply.headers, "Retry-After is there", "CKPT-EFFECT-015", got=dict(reply.headers))
 
@@ -306,7 +308,9 @@ def each_continuation_has_its_index_state(case: Case) -> None:
         "CKPT-ENV-001",
         "CKPT-DIR-030",
     )
-    if "turn-recovery" in case.gym.profiles:
+    if "turn-recovery" not in case.gym.profiles:
+        case.leave_out("no rollout continues without turn-recovery", "CKPT-ENV-002")
+    else:
         for turns, rollout in enumerate(rollouts):
             row = cut.row(case, rollout.rollout_id)
             case.equal(("turn", turns), (row["state"], row["turns_done"]), "continues", "CKPT-ENV-002")

@@ -165,8 +165,10 @@ def a_kill_in_every_phase(case: Case) -> None:
             incarnation, old = before[p.name]
             if p.capabilities["incarnation"] == incarnation:
                 _kept(case, phase, open_id, old, status)
+                case.leave_out("it kept its incarnation", "CKPT-ID-027", "CKPT-ID-028")
             else:
                 _new_life(case, status)
+                case.leave_out("it took a new incarnation", *KEPT)
         agent_kept = case.agent.capabilities["incarnation"] == before[case.agent.name][0]
         if agent_kept:
             # Turn 2 had been asked: what its question depends on was on disk before it left.
@@ -180,6 +182,20 @@ def a_kill_in_every_phase(case: Case) -> None:
         if agent_kept and phase != "restored" and "turn-recovery" in case.gym.profiles:
             case.body(rollout, "CKPT-PHASE-015")
             case.equal(1, case.witness.completed(rollout.rollout_id, 1), "turn 1 was not redone", "CKPT-PHASE-015")
+
+
+KEPT = (
+    "CKPT-PHASE-009",
+    "CKPT-PHASE-011",
+    "CKPT-PHASE-013",
+    "CKPT-PHASE-015",
+    "CKPT-ID-022",
+    "CKPT-FENCE-004",
+    "CKPT-CTRL-007",
+    "CKPT-CKID-010",
+    "CKPT-DIR-023",
+)
+"""What only a participant that keeps its incarnation gives occasion to judge."""
 
 
 def _open(case: Case, phase: str) -> str | None:
@@ -284,7 +300,11 @@ def a_kill_during_an_effect(case: Case) -> None:
     if case.agent.capabilities["incarnation"] == before:
         row = case.row(rollout)["state"]
         states = ("restart", "waiting_policy", "running")
-        case.true(row in states, "the rollout of a kept life", "CKPT-PHASE-018", "CKPT-ID-023", got=row)
+        case.true(row in states, "the rollout of a kept life", "CKPT-PHASE-018", got=row)
+        case.leave_out("it kept its incarnation", "CKPT-ID-023")
+    else:
+        # A new incarnation is permitted here (CKPT-ID-023): the rollout is restored instead of restarted.
+        case.leave_out("it took a new incarnation", "CKPT-PHASE-018")
     case.stays(lambda: len(case.world.calls("mid", rollout_id=rollout.rollout_id)) == 1, "not repeated", "CKPT-ENV-017")
     restore_cut(case, cut)
     case.equal(expected, case.body(rollout), "restored from the cut", "CKPT-ENV-006")
@@ -386,7 +406,10 @@ def a_kill_during_a_commit(case: Case) -> None:
     case.process.start()
     rediscover_quietly(case)
     reborn_p = next(q for q in case.gym.participants if q.name == p.name)
-    if reborn_p.capabilities["incarnation"] == before:
+    if reborn_p.capabilities["incarnation"] != before:
+        case.leave_out("it took a new incarnation", "CKPT-PHASE-009", "CKPT-PHASE-010")
+    else:
+        case.leave_out("the kill came at another moment", "CKPT-PHASE-009" if manifest else "CKPT-PHASE-010")
         key = "CKPT-PHASE-010" if manifest else "CKPT-PHASE-009"
         last = reborn_p.status()["last"]
         wanted = "committed" if manifest else "failed"

@@ -172,7 +172,9 @@ def versions_and_references_of_the_policy_are_kept(case: Case) -> None:
     case.witness.mark(rollout_id, {1: 7, 2: 9, 3: 7, 4: 9}, data_refs=True)
     rollout = case.start_at(2, rollout_id=rollout_id)
     row = take_cut(case).row(case, rollout_id)
-    if row["state"] == "turn":
+    if row["state"] != "turn":
+        case.leave_out("the rollout does not continue", "CKPT-DIR-016", "CKPT-DIR-018")
+    else:
         case.equal(9, row.get("policy_version"), "the highest so far", "CKPT-DIR-016")
         case.equal([{"key": f"{rollout_id}/{n}"} for n in (1, 2)], row["data_refs"], "data so far", "CKPT-DIR-018")
     case.release(rollout)

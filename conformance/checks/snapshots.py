@@ -278,6 +278,8 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
     rows = cut.parts[case.agent.name].rows
     case.equal({r.rollout_id for r in [*live, done]}, set(rows), "live and unreleased rollouts", "CKPT-DIR-009")
     turns = "turn" if "turn-recovery" in case.gym.profiles else "restart"
+    if turns == "restart":
+        case.leave_out("no rollout continues without turn-recovery", "CKPT-DIR-029")
     for n, rollout in enumerate(live, 1):
         row = rows[rollout.rollout_id]
         item = rollout.item

@@ -107,7 +107,7 @@ def build(
             "seconds": round(seconds, 1),
         },
         "requirements": [
-            _requirement(found, summary, exercised.get(key, []))
+            _requirement(found, summary, exercised.get(key, []), outcomes)
             for key, found in sorted(specification.requirements.items())
             if found.binds == "gym"
         ],
@@ -137,7 +137,12 @@ def _count(outcomes: Sequence[Outcome]) -> Json:
     return found
 
 
-def _requirement(found: Requirement, summary: Summary, checks: Sequence[str]) -> Json:
+def _requirement(found: Requirement, summary: Summary, checks: Sequence[str], outcomes: Sequence[Outcome]) -> Json:
+    reasons = {
+        outcome.left_out.get(found.id, outcome.reason)
+        for outcome in outcomes
+        if found.id in outcome.check.requirements and summary.requirements[found.id] == "not_applicable"
+    }
     return {
         "id": found.id,
         "level": found.level,
@@ -148,6 +153,7 @@ def _requirement(found: Requirement, summary: Summary, checks: Sequence[str]) ->
         "checks": list(checks),
         "planned": found.planned,
         "excluded": found.excluded,
+        "not_applicable": "; ".join(sorted(reasons)),
     }
 
 

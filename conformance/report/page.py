@@ -166,7 +166,8 @@ def _chapter(name: str, rows: list[Json]) -> str:
 
 def _shown_by(row: Json) -> str:
     if row["checks"]:
-        return f"<small>{escape(', '.join(row['checks']))}</small>"
+        why = f": {row['not_applicable']}" if row["not_applicable"] else ""
+        return f"<small>{escape(', '.join(row['checks']) + why)}</small>"
     return f"<small>{escape(row['planned'] or row['excluded'] or '')}</small>"
 
 

@@ -73,6 +73,13 @@ def test_planned_and_not_applicable_are_never_a_success_without_saying_so() -> N
     assert headline(summary) == "nothing failed in results; not judged: 1 planned, 1 not applicable"
 
 
+def test_what_there_was_no_occasion_to_judge_is_not_passed() -> None:
+    """A check that passed may leave a requirement out, with the reason."""
+    outcome = Outcome(check("c", A.id, B.id), None, "passed", left_out={B.id: "it never happened"})
+    summary = judge({A.id: A, B.id: B}, [outcome], {"results"})
+    assert dict(summary.requirements) == {A.id: "passed", B.id: "not_applicable"}
+
+
 def test_flaky_is_a_red_verdict_of_its_own() -> None:
     """A check that failed and then passed is neither."""
     flaky = Outcome(check("c", A.id), None, "flaky", (Failure((A.id,), "w", "e", "g"),))
