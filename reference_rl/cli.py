@@ -25,7 +25,11 @@ from reference_rl.settings import RunSettings, load_settings
 from reference_rl.snapshots import SnapshotStore
 from spec import wire
 
-app = typer.Typer(help="The reference RL client of the Gym Checkpoint Protocol.", no_args_is_help=True)
+app = typer.Typer(
+    help="The reference RL client of the Gym Checkpoint Protocol.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # their tracebacks may show values, and a token is one
+)
 snapshots = typer.Typer(help="Look at the published snapshots of a run.", no_args_is_help=True)
 app.add_typer(snapshots, name="snapshots")
 

@@ -120,9 +120,9 @@ class GymClient:
         """Return where it stands; renews nothing."""
         return await self._get("getCheckpoint", "/checkpoint", messages.Status)
 
-    async def rollouts(self, after: str | None = None, limit: int | None = None) -> messages.RolloutsPage:
-        """Return one page of its rollouts."""
-        return await self._get("listRollouts", "/rollouts", messages.RolloutsPage, {"after": after, "limit": limit})
+    async def rollouts(self, after: str | None = None, state: str | None = None) -> messages.RolloutsPage:
+        """Return one page of its rollouts, those in one state alone when given."""
+        return await self._get("listRollouts", "/rollouts", messages.RolloutsPage, {"after": after, "state": state})
 
     async def rollout(self, rollout_id: str) -> messages.Rollout:
         """Return one rollout."""

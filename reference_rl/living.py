@@ -14,7 +14,7 @@ from reference_rl.control import Tenure
 from reference_rl.deployment import Deployment
 from reference_rl.errors import GymError, InvariantViolated
 from reference_rl.ledger import Ledger
-from reference_rl.records import Receipt, RolloutRow, ServedResult
+from reference_rl.records import Receipt, Reservation, RolloutRow, ServedResult
 from spec import messages, wire
 
 
@@ -83,16 +83,36 @@ class Living:
             if not page.more:
                 return saved
 
-    async def list_rollouts(self, gym: Deployment) -> dict[str, messages.Rollout]:
-        """Return what the owner of rollouts holds, tombstones included, by rollout."""
+    async def list_rollouts(self, gym: Deployment, state: str | None = None) -> dict[str, messages.Rollout]:
+        """Return what the owner of rollouts holds, tombstones included, by rollout; those in one state when given."""
         found: dict[str, messages.Rollout] = {}
         after: str | None = None
         while True:
-            page = await gym.owner.client.rollouts(after)
+            page = await gym.owner.client.rollouts(after, state)
             found.update({rollout.rollout_id: rollout for rollout in page.rollouts})
             after = page.next
             if after is None:
                 return found
+
+    async def restart_stopped(self, gym: Deployment) -> list[str]:
+        """Retire what the Gym lists in state `restart`, and reserve its next attempt; return these rollouts.
+
+        Such a rollout waits for its controller: an effect may have happened whose record is missing.
+
+        Requirements: CKPT-DUTY-031, CKPT-DUTY-032.
+        """
+        stopped = await self.list_rollouts(gym, "restart")
+        if not stopped:
+            return []
+        await self.retire_everywhere(gym, [(rollout_id, held.attempt) for rollout_id, held in stopped.items()])
+        kept = {receipt.rollout_id for receipt in self._ledger.read(queries.kept, gym.alias)}
+        wanted = {row.rollout_id for row in self._ledger.read(queries.unfinished, gym.alias)} - kept
+        wishes = [
+            Reservation(rollout_id, "restart: stopped by its Gym", held.attempt)
+            for rollout_id, held in stopped.items()
+            if rollout_id in wanted
+        ]
+        return list(await self._ledger.do(transitions.reserve, wishes, self._tenure.epoch))
 
     async def highest_attempts(self, gym: Deployment) -> dict[str, int]:
         """Return the attempt that the owner of rollouts shows for each rollout; nothing when it cannot be asked."""

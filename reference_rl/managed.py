@@ -62,6 +62,7 @@ class ManagedSession(Session):
                 gym,
                 self.ledger,
                 self.tenure,
+                parts.living,
                 self.events,
                 policy,
                 max_batch=settings.max_batch,

@@ -71,8 +71,8 @@ class Restorer:
         limits: how a restore is tried.
         snapshot_dirs: alias → the path under which that Gym sees the directory of the store.
 
-    Requirements: CKPT-RESTORE-049, CKPT-RESTORE-051, CKPT-STAGE-006, CKPT-RESTART-012, CKPT-RESTART-014, CKPT-RESTART-015,
-    CKPT-RESTART-017, CKPT-RESTART-032, CKPT-RESTART-038…041, CKPT-RESTART-052, CKPT-DUTY-022.
+    Requirements: CKPT-RESTORE-049, CKPT-RESTORE-051, CKPT-STAGE-006, CKPT-RESTART-012, CKPT-RESTART-014,
+    CKPT-RESTART-015, CKPT-RESTART-017, CKPT-RESTART-032, CKPT-RESTART-038…041, CKPT-RESTART-052, CKPT-DUTY-022.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from reference_rl.deployment import Deployment
 from reference_rl.errors import GymError, InvariantViolated, Refused, Superseded, Unreachable
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
-from reference_rl.living import read_result
+from reference_rl.living import Living, read_result
 from reference_rl.records import Receipt, Reservation, RolloutRow, ServedResult, Settled
 from spec import messages
 
@@ -42,6 +42,7 @@ class RolloutManager:
         gym: discovered and obeying this controller.
         ledger: the run's ledger.
         tenure: this controller.
+        living: how a Gym that lives is read and told.
         events: where what happened is written.
         policy: the policy address for every start.
         max_batch: starts per call at most.
@@ -59,6 +60,7 @@ class RolloutManager:
         gym: Deployment,
         ledger: Ledger,
         tenure: Tenure,
+        living: Living,
         events: Events,
         policy: Mapping[str, str],
         *,
@@ -71,6 +73,7 @@ class RolloutManager:
         self.gym = gym
         self._ledger = ledger
         self._tenure = tenure
+        self._living = living
         self._events = events
         self._policy = dict(policy)
         self._max_batch = max_batch
@@ -318,6 +321,11 @@ class RolloutManager:
                 changed = sorted(name for name in known if present.get(name) != known[name])
                 self._events.emit("incarnation_changed", gym=self.gym.alias, participants=changed)
                 self.lose()
+                return
+            stopped = await self._guarded(self._living.restart_stopped(self.gym))
+            if stopped:
+                self._events.emit("restarted_in_place", gym=self.gym.alias, rollouts=stopped)
+                self._work.set()
 
     async def _guarded(self, work: Awaitable[T]) -> T | None:
         """Await one call; a failure is noted and waited out, a lost Gym ends the loops, only what is fatal leaves."""

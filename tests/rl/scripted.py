@@ -615,7 +615,8 @@ class ScriptedParticipant:
         rows += [
             {"rollout_id": r, "attempt": a, "state": "retired", "open_turn": None} for r, a in self.retired.items()
         ]
-        return {"rollouts": rows, "next": None}
+        wanted = request.query.get("state")
+        return {"rollouts": [row for row in rows if wanted in (None, row["state"])], "next": None}
 
     def _listed(self, run: Run) -> dict[str, Any]:
         row = {"rollout_id": run.rollout_id, "attempt": run.attempt, "state": run.state, "turns_done": run.turns}

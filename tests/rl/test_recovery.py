@@ -331,6 +331,19 @@ async def test_a_gym_that_dies_alone_is_restored_and_rl_stays(tmp_path: Path) ->
         assert [(0, 0), (1, 0), (2, 1)] == await finished(run, agent)
 
 
+async def test_an_uncertain_rollout_is_retired_and_started_again(tmp_path: Path) -> None:
+    """C62: a rollout that the Gym lists as restart is retired on every participant, and its next attempt starts."""
+    servers = three_servers()
+    agent = servers[0]
+    async with serving(*servers), running(settings(tmp_path / "run", agent)) as run:
+        await dispatched(run, agent)
+        agent.turn(B, 2)
+        agent.runs[B].state = "restart"
+        await until(lambda: agent.runs.get(B) and agent.runs[B].attempt == 1, "attempt 1 of it runs")
+        assert [0, 0, 0] == [server.fences[B] for server in servers]
+        assert [(0, 0), (1, 1), (2, 0)] == await finished(run, agent)
+
+
 async def test_session_lost_goes_into_the_restore(tmp_path: Path) -> None:
     """N23: the resources server dies, session_lost comes before anyone noticed: it continues from the snapshot."""
     servers = three_servers()
