@@ -124,6 +124,16 @@ class CheckpointMachine(RuleBasedStateMachine):
         """Read the whole feed."""
         return multiple(*self.walk.results())
 
+    @rule(target=receipts, kind=st.sampled_from(("short", "long", "verified")))
+    @precondition(lambda self: self.walk.gates_open)
+    def finish(self, kind: str) -> Any:
+        """Start a rollout, let it go to its end, and read its result."""
+        piece = self.walk.place(KINDS[kind])
+        self.walk.start([(piece, 0)])
+        while piece.stop is not None and self.walk.lives(piece):
+            self.walk.advance(piece)
+        return multiple(*self.walk.results())
+
     @rule(some=st.lists(receipts, min_size=1, max_size=3), wrong=st.sampled_from(("no", "no", "digest", "attempt")))
     def ack(self, some: list[Receipt], wrong: str) -> None:
         """ACK receipts; the last of them perhaps with another digest or attempt."""
@@ -208,7 +218,12 @@ class CheckpointMachine(RuleBasedStateMachine):
         found = next(one for one in self.walk.snapshots if one.id == snapshot)
         used = wrong == "used"
         id = self.walk.plan(found, wrong=None if used else wrong, used=used)
-        self._named(id, "restore", How())
+        # Only the owner of rollouts knows every attempt; the others would install what it refuses.
+        self.recent = id
+        self.walk.send(self.walk.gym.agent, "restore", id, How())
+        if self.walk.agent.phase == "restored":  # There was nothing in the lists that could be wrong.
+            self.walk.drive("restore", id)
+        self.walk.settle()
 
     @rule(
         operation=operations, relation=relations, impatient=st.booleans(), other=st.sampled_from((False, False, True))

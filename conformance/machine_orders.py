@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from conformance import model
 from conformance.controller import Controller, Json, Participant
 from conformance.cuts import Part, read_part, target_for
 from conformance.errors import NotOffered
@@ -108,13 +109,37 @@ class Driver(Walk):
     def drive(self, operation: str, id: CheckpointId, how: How | None = None, fault: Fault | None = None) -> None:
         """Send an operation to every participant in the order of stages that it asks for."""
         how = how or How()
-        everyone = self.everyone[::-1] if ORDER.get(operation) == "descending" else self.everyone
-        for participant in everyone:
+        accepted = []
+        for participant in self._addressed(operation, id, how):
             reply = self.send(participant, operation, id, how, fault)
-            ready = reply is not None and reply.ok and reply.json.get("ready", True)
-            if operation == "prepare" and not ready and len(everyone) > 1 and not how.stale:
+            good = reply is not None and reply.ok
+            accepted.append(good or reply is None)
+            if operation == "prepare" and len(self.everyone) > 1 and not (good and reply and reply["ready"]):
                 break
+            if operation == "restore" and reply is not None and not good:
+                break
+        if operation == "restore" and len(set(accepted)) > 1:
+            self._give_up(id)
         self.settle()
+
+    def _addressed(self, operation: str, id: CheckpointId, how: How) -> list[Participant]:
+        """Return who gets an operation, in order: nobody restores one participant of a Gym without the others."""
+        everyone = self.everyone[::-1] if ORDER.get(operation) == "descending" else self.everyone
+        if operation != "restore" or len(everyone) == 1:
+            return everyone
+        takes = {p.name: self._takes(p, self.compose(p, operation, id, how)[0]) for p in everyone}
+        return everyone if len(set(takes.values())) == 1 else [p for p in everyone if not takes[p.name]]
+
+    def _takes(self, participant: Participant, call: Call) -> bool:
+        watch = self.watches[participant.name]
+        states = model.unfold(watch.states)
+        return any(one.code is None and one.after.phase == "restored" for s in states for one in model.step(s, call))
+
+    def _give_up(self, id: CheckpointId) -> None:
+        """A restore that some have installed and others not leaves rollouts in pieces: end it and retire them all."""
+        for participant in self.everyone:
+            self.send(participant, "abort", id, How())
+        self.retire({name: piece.attempt for name, piece in self.pieces.items()})
 
     def send(
         self, participant: Participant, operation: str, id: CheckpointId, how: How, fault: Fault | None = None
@@ -207,6 +232,9 @@ class Driver(Walk):
 
     def at_once(self, one: tuple[str, CheckpointId], other: tuple[str, CheckpointId]) -> None:
         """Make two calls at the same time at every participant, and judge both answers together."""
+        if "restore" in (one[0], other[0]) and len(self.everyone) > 1:
+            # The two may come in another order at each participant; then a rollout would be restored at some alone.
+            self.retire({name: piece.attempt for name, piece in self.pieces.items() if self.lives(piece)})
         for participant in self.everyone:
             watch = self.watches[participant.name]
             (first, send), (second, send_too) = (self.compose(participant, *call, How()) for call in (one, other))

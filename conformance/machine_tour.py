@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from conformance.controller import Participant
 from conformance.errors import Failed
@@ -46,6 +47,9 @@ def cycles(walk: Driver) -> None:
         if walk.lives(piece):
             _to_the_end(walk, piece.rollout_id)
     receipts = walk.results()
+    walk.ack([replace(receipt, digest=names.bytes_digest(b"wrong")) for receipt in receipts])
+    walk.ack([replace(receipt, attempt=receipt.attempt + 1) for receipt in receipts])
+    walk.results()
     walk.ack(receipts)
     walk.ack(receipts)
     walk.look()
