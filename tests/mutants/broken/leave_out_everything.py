@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from reference_gym.participant.commits import Commits
 from reference_gym.participant.records import Cut
-from reference_gym.participant.service import Participant
 from tests.mutants.seam import wrap
 
 TARGETS = "gate"
@@ -17,8 +17,8 @@ BREAKS = ("CKPT-COMMIT-033", "CKPT-DIR-029", "CKPT-ENV-002")
 def apply() -> None:
     """Break it."""
 
-    @wrap(Participant, "_capture")
-    def capture(original: Any, self: Participant, *, without_blocked: bool) -> Cut:
+    @wrap(Commits, "_capture")
+    def capture(original: Any, self: Commits, *, without_blocked: bool) -> Cut:
         cut: Cut = original(self, without_blocked=without_blocked)
         if not without_blocked:
             return cut

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken Gyms: each still fits the reference Gym; the suite finds eight of them here, and all in `make mutants`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import spec
+from conformance import registry
+from tests.mutants import catalogue, judging, runner, seam
+from tests.mutants.catalogue import CLEAN, Mutant
+from tests.mutants.serve import hand_on
+
+MUTANTS = catalogue.mutants()
+AREAS = {"fencing", "gate", "lease", "durability", "restore", "ack", "effects"}
+QUICK = (
+    ("fence_off_by_one", "CKPT-EFFECT-008", "three"),
+    ("verification_not_waited_for", "CKPT-ENV-007", "one"),
+    ("refused_calls_renew", "CKPT-LEASE-005", "one"),
+    ("incarnation_survives_loss", "CKPT-ID-026", "one"),
+    ("restore_forgets_tombstones", "CKPT-FENCE-009", "one"),
+    ("ack_ignores_digest", "CKPT-ACK-006", "one"),
+    ("replies_keyed_by_attempt", "CKPT-EFFECT-006", "one"),
+    ("result_written_anew", "CKPT-FEED-016", "one"),
+)
+"""Eight that are found quickly, from all areas: the mutant, a requirement that it breaks, the process form of the Gym."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_every_mutant_still_fits_the_reference_gym(mutant: Mutant) -> None:
+    """What it wraps is there, with the parameters that it was written for."""
+    with seam.undone():
+        catalogue.apply(mutant.name)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_every_mutant_says_what_it_breaks(mutant: Mutant) -> None:
+    """One sentence, and requirements that exist and bind a Gym, none of them twice."""
+    requirements = spec.load("1.0").requirements
+    assert mutant.sentence.endswith(".")
+    assert mutant.breaks
+    assert [] == [key for key in mutant.breaks if key not in requirements or requirements[key].binds != "gym"]
+    assert len(mutant.breaks) == len(set(mutant.breaks))
+
+
+def test_the_mutants_cover_every_area() -> None:
+    """25 at least, two at least of each area that matters most."""
+    counts = Counter(mutant.targets for mutant in MUTANTS.values())
+    assert len(MUTANTS) >= 25
+    assert set() == {area for area in AREAS if counts[area] < 2}
+
+
+def test_a_name_that_is_gone_is_an_error() -> None:
+    """A mutant never passes silently beside the code that it was written for."""
+    with pytest.raises(seam.NoSeam, match="not defined any more"):
+        seam.wrap(Broken, "gone")
+    with pytest.raises(seam.NoSeam, match="no function any more"):
+        seam.wrap(Broken, "value")
+    with pytest.raises(seam.NoSeam, match="written for"):
+
+        @seam.wrap(Broken, "method")
+        def method(original: Any, self: Broken, other: int) -> int:
+            return other
+
+    with seam.undone():
+
+        @seam.wrap(Broken, "method")
+        def method_with_the_same_parameters(original: Any, self: Broken, number: int) -> int:
+            doubled: int = 2 * original(self, number)
+            return doubled
+
+        assert 4 == Broken().method(1)
+    assert 2 == Broken().method(1)
+
+
+class Broken:
+    """Something to wrap."""
+
+    value = 1
+
+    def method(self, number: int) -> int:
+        """Add one."""
+        return number + 1
+
+
+async def test_a_process_that_would_not_be_mutated_is_an_error() -> None:
+    """The processes that a Gym starts get the mutant too; one that would not is refused."""
+    with seam.undone():
+        hand_on(CLEAN)
+        with pytest.raises(seam.NoSeam, match="would not be in that process"):
+            await asyncio.create_subprocess_exec("python", "-m", "reference_gym.another", "serve")
+
+
+def test_red_checks_are_kills_or_collateral() -> None:
+    """A red check shows a mutant if it is about something that the mutant breaks; otherwise it is collateral."""
+    mutant = Mutant("m", "It breaks.", ("CKPT-ACK-006",), "ack", lambda: None)
+    report = {
+        "checks": [
+            outcome("about_it", "failed", ["CKPT-ACK-001", "CKPT-ACK-006"], ["CKPT-ACK-001"]),
+            outcome("names_it", "flaky", ["CKPT-ACK-001"], ["CKPT-ACK-006"]),
+            outcome("another", "failed", ["CKPT-FEED-001"], ["CKPT-FEED-001"]),
+            outcome("red_anyway", "failed", ["CKPT-FEED-002"], ["CKPT-FEED-002"]),
+            outcome("the_machine", "failed", ["CKPT-FEED-003"], ["CKPT-FEED-003"]),
+            outcome("green", "passed", ["CKPT-ACK-006"], []),
+        ]
+    }
+    found = judging.findings(report, {"about_it", "names_it", "another", "red_anyway", "green"})
+    verdict = judging.judge(mutant, found, {"red_anyway"})
+    assert ["names_it", "about_it", "the_machine"] == [finding.check for finding in verdict.killed_by]
+    assert ["another"] == [finding.check for finding in verdict.collateral]
+    assert not judging.judge(mutant, [finding for finding in found if finding.check == "another"], ()).killed
+
+
+def outcome(name: str, status: str, exercised: list[str], named: list[str]) -> dict[str, Any]:
+    """Return one outcome of a report."""
+    failures = [{"requirements": [{"id": key} for key in named], "what": "it is so"}] if named else []
+    told = SimpleNamespace(name=name, status=status, reason="", seconds=0.1, failures=failures, requirements=exercised)
+    return vars(told)
+
+
+def selection(key: str) -> list[str]:
+    """Return the checks that exercise a requirement."""
+    return [name for name, check in registry.all_checks().items() if key in check.requirements]
+
+
+@pytest.mark.parametrize(("name", "key", "processes"), QUICK, ids=[name for name, *_ in QUICK])
+def test_the_suite_finds_a_broken_gym(name: str, key: str, processes: str, tmp_path: Path) -> None:
+    """The checks of what it breaks are red."""
+    mutant = MUTANTS[name]
+    assert key in mutant.breaks
+    plan = runner.Plan(budget="quick", processes=processes, machine=False, timeout_s=90, output=tmp_path)
+    run = runner.run_one(name, plan, selection=selection(key))
+    assert run.found is not None, run.log
+    assert judging.judge(mutant, run.found, ()).killed, run.log
+
+
+@pytest.mark.parametrize("processes", ["one", "three"])
+def test_the_unmutated_gym_passes_the_same_checks(processes: str, tmp_path: Path) -> None:
+    """What finds the broken Gyms finds nothing in the one that is whole."""
+    checks = {name for _, key, form in QUICK if form == processes for name in selection(key)}
+    plan = runner.Plan(budget="quick", processes=processes, machine=False, timeout_s=90, output=tmp_path)
+    run = runner.run_one(CLEAN, plan, selection=sorted(checks))
+    assert (0, ()) == (run.exit_code, run.found), run.log
