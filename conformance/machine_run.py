@@ -23,7 +23,9 @@ from conformance.case import Bench
 from conformance.errors import Failed, Lost, NotOffered, SuiteError, SuiteFault
 from conformance.machine_orders import Driver
 from conformance.machine_outside import KINDS
+from conformance.process_machine import ProcessMachine
 from conformance.registry import Check
+from conformance.target import ProcessTarget
 from conformance.verdict import Failure, Outcome
 from conformance.wire import Exchange
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 EXCHANGES_SHOWN = 12
 STEPS_SHOWN = 60
 STEPS = 40
+PROCESS_STEPS = 12
+PROCESS_EXAMPLES = 4
 SHRINKS_FOR_S = 25.0
 
 BudgetName = Literal["quick", "demo", "default"]
@@ -46,17 +50,19 @@ class Allowance:
         seconds: for random examples, before scaling.
         batch: examples per seed.
         tours: whether every cell of the phase table is visited.
+        process_seconds: for examples that end the process (level 1), before scaling; 0: none.
     """
 
     seconds: float
     batch: int
     tours: bool
+    process_seconds: float = 0.0
 
 
 ALLOWANCES: Mapping[str, Allowance] = {
     "quick": Allowance(2.5, 4, tours=False),
     "demo": Allowance(5.0, 6, tours=False),
-    "default": Allowance(20.0, 8, tours=True),
+    "default": Allowance(16.0, 8, tours=True, process_seconds=10.0),
 }
 
 
@@ -166,6 +172,21 @@ TABLE = _check(
 )
 
 
+PROCESS = _check(
+    "machine_process",
+    "Random walks that kill, end, stop and restart the Gym's process: what is true then is what the model allows.",
+    "CKPT-PHASE-008",
+    "CKPT-PHASE-009",
+    "CKPT-PHASE-010",
+    "CKPT-PHASE-011",
+    "CKPT-PHASE-013",
+    "CKPT-PHASE-015",
+    "CKPT-ID-020",
+    "CKPT-ID-027",
+    level=1,
+)
+
+
 class Run:
     """One run of the machine.
 
@@ -187,9 +208,14 @@ class Run:
         self.deadline = float("inf")
         self.over = False
         self.failed: Transcript | None = None
+        self.machine = self._bounded(machine)
+        self.process_machine = self._bounded(ProcessMachine)
+
+    def _bounded(self, base: Any) -> Any:
+        """Return a machine over this bench that ends with the run's time and leaves a transcript of each example."""
         run = self
 
-        class Machine(machine):  # type: ignore[misc, valid-type]  # the base is a parameter on purpose
+        class Machine(base):  # type: ignore[misc]  # the base is a parameter on purpose
             bench = run.bench
             visits = run.visits
             bodies = run.bodies
@@ -205,15 +231,17 @@ class Run:
 
             def teardown(self) -> None:
                 self.transcript.exchanges = list(run.bench.wire.exchanges)[-EXCHANGES_SHOWN:]
-                error = sys.exception()
-                if isinstance(error, (Failed, Lost)):
-                    # It failed: from here on time is for finding a smaller example.
-                    if run.failed is None:
-                        run.deadline = time.monotonic() + run.bench.patience.seconds(SHRINKS_FOR_S)
-                    self.transcript.error, run.failed = error, self.transcript
+                run.note(self.transcript, sys.exception())
                 super().teardown()
 
-        self.machine: type[CheckpointMachine] = Machine
+        return Machine
+
+    def note(self, transcript: Transcript, error: BaseException | None) -> None:
+        """Remember an example that failed: from here on, time is for finding a smaller one."""
+        if isinstance(error, (Failed, Lost)):
+            if self.failed is None:
+                self.deadline = time.monotonic() + self.bench.patience.seconds(SHRINKS_FOR_S)
+            transcript.error, self.failed = error, transcript
 
     # --- the three parts ---
 
@@ -228,6 +256,8 @@ class Run:
         outcomes = [self._scripted(CYCLES, self._cycles), self._random()]
         if self.allowance.tours:
             outcomes.append(self._scripted(TABLE, lambda walk: self._tour(walk, cells)))
+        if self.allowance.process_seconds:
+            outcomes.append(self._process())
         unvisited = [name for name in cells if not self.visits[name]]
         steps = sum(len(transcript.steps) for transcript in self.transcripts)
         shown = {name: self.visits[name] for name in cells}
@@ -287,31 +317,40 @@ class Run:
         return replace(self._outcome(check, found), seconds=time.monotonic() - started, exchanges=made)
 
     def _random(self) -> Outcome:
-        started = time.monotonic()
-        until = started + self.bench.patience.seconds(self.allowance.seconds)
-        outcome = Outcome(WALK, None, "passed")
+        return self._batches(WALK, self.machine, self.allowance.seconds, self.allowance.batch, STEPS)
+
+    def _process(self) -> Outcome:
+        if not isinstance(self.bench.target, ProcessTarget):
+            return Outcome(PROCESS, None, "not_applicable", reason="process control (level 1) is not offered")
+        seconds = self.allowance.process_seconds
+        return self._batches(PROCESS, self.process_machine, seconds, PROCESS_EXAMPLES, PROCESS_STEPS)
+
+    def _batches(self, check: Check, machine: Any, seconds: float, batch: int, steps: int) -> Outcome:
+        """Run batches of examples, each with the next seed, until the time is over or something is found."""
+        started, before = time.monotonic(), len(self.transcripts)
+        until = started + self.bench.patience.seconds(seconds)
+        outcome, number = Outcome(check, None, "passed"), itertools.count()
         while time.monotonic() < until and outcome.status == "passed":
-            outcome = self._batch(until)
-        exchanges = sum(len(transcript.steps) for transcript in self.transcripts)
+            outcome = self._batch(check, machine, self.seed + next(number), until, batch, steps)
+        exchanges = sum(len(transcript.steps) for transcript in self.transcripts[before:])
         return replace(outcome, seconds=time.monotonic() - started, exchanges=exchanges)
 
-    def _batch(self, until: float) -> Outcome:
-        seed = self.seed + len(self.seeds)
+    def _batch(self, check: Check, machine: Any, seed: int, until: float, batch: int, steps: int) -> Outcome:
         self.seeds.append(seed)
         self.deadline, self.over, self.failed = until, False, None
         lines: list[str] = []
         settings = hypothesis.settings(
-            max_examples=self.allowance.batch,
-            stateful_step_count=STEPS,
+            max_examples=batch,
+            stateful_step_count=steps,
             deadline=None,
             database=None,
             derandomize=False,
             report_multiple_bugs=False,
             suppress_health_check=list(hypothesis.HealthCheck),
         )
-        with self._judged(WALK) as found, with_reporter(lambda text: lines.append(str(text))):
+        with self._judged(check) as found, with_reporter(lambda text: lines.append(str(text))):
             try:
-                run_state_machine_as_test(hypothesis.seed(seed)(self.machine), settings=settings)
+                run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=settings)
             except (OutOfTime, Flaky):
                 # Hypothesis calls an example that the end of the time cut short flaky, too.
                 if not self.over:
@@ -319,7 +358,7 @@ class Run:
                 self._raise_failed()
             finally:
                 self._choose(found, seed)
-        return self._outcome(WALK, found)
+        return self._outcome(check, found)
 
     def _raise_failed(self) -> None:
         if self.failed is not None and self.failed.error is not None:

@@ -29,6 +29,9 @@ from spec.wire import CheckpointId
 LONGEST_GRACE_MS = 4_000
 """SIGTERM with an open checkpoint is tried only where `limits.shutdown_grace_ms` is not longer."""
 
+MOST_ENDS = 3
+"""How often one example ends the process; each takes up to a second."""
+
 End = Literal["kill", "term"]
 
 
@@ -146,6 +149,7 @@ class ProcessMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.ends, self.frozen = 0, False
         self.walk = ProcessDriver(self.bench, 6_000_000 + next(self.numbers), self.visits, self.bodies)
 
     @initialize(target=rollouts)
@@ -211,19 +215,24 @@ class ProcessMachine(RuleBasedStateMachine):
         self.walk.drive("restore", self.walk.plan(found))
 
     @rule(fresh=st.sampled_from((False, False, True)))
+    @precondition(lambda self: self.ends < MOST_ENDS)
     def kill(self, fresh: bool) -> None:
         """SIGKILL in any phase, then start on the same data or on none (C25)."""
+        self.ends += 1
         self.walk.restart("kill", fresh=fresh)
 
     @rule()
-    @precondition(lambda self: self._may_term())
+    @precondition(lambda self: self.ends < MOST_ENDS and self._may_term())
     def term(self) -> None:
         """SIGTERM, then start on the same data (C70)."""
+        self.ends += 1
         self.walk.restart("term")
 
     @rule()
+    @precondition(lambda self: not self.frozen)
     def freeze(self) -> None:
         """SIGSTOP, a call that waits, SIGCONT: the call is answered as ever (C10)."""
+        self.frozen = True
         self.walk.case.step("stop the process, ask for its status, continue it")
         self.walk.target.stop()
         asked = self.bench.wire.background(self.walk.gym.agent.status)
