@@ -41,7 +41,7 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_nothing_fails_against_a_gym_that_shares_no_code(verdict: dict[str, Any]) -> None:
-    """C67: the quick budget is green against a second implementation, in another style of concurrency."""
+    """The quick budget is green against a second implementation, in another style of concurrency."""
     assert 0 == verdict["exit_code"], verdict["output"][-8000:]
     assert (0, 0) == (verdict["requirements"]["failed"], verdict["requirements"]["flaky"])
 
