@@ -3,8 +3,8 @@
 
 It shares no line with the reference Gym and reads neither the schemas nor the catalogue: that it passes the suite shows
 that the specification is sufficient and that the suite is not fitted to one code base. It offers the profiles `results`
-and `checkpoint`; its agent and environments are `restart_only`, so every unfinished rollout starts again after a restore
-while every finished one comes back.
+and `checkpoint`; its agent and environments are `restart_only`, so every unfinished rollout starts again after a
+restore while every finished one comes back.
 
 Threads and one lock: whoever holds `Gate.lock` sees and changes the whole state at one instant.
 
