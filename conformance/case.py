@@ -114,6 +114,11 @@ class Case:
         return found
 
     @property
+    def continues(self) -> bool:
+        """Whether rollouts of the conformance environment continue from a cut (profile turn-recovery)."""
+        return "turn-recovery" in self.gym.profiles
+
+    @property
     def process(self) -> ProcessTarget:
         """The Gym's process, for checks of level 1."""
         if not isinstance(self.bench.target, ProcessTarget):

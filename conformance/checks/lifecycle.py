@@ -211,17 +211,24 @@ def _blocker(case: Case, blockers: list[Json], key: tuple[str, int], kind: str, 
 def prepare_never_waits_for_a_generation(case: Case) -> None:
     """C30: prepare is ready while the policy thinks; its answer is held until the gate opens, and then used."""
     rollout = case.start_at(1, script(add(1), [world("late")], "done"))
+    ending = case.start_at(1, script(add(1), "done"))
     open_id = case.controller.next_id()
     started = time.monotonic()
     prepare_everywhere(case, open_id)
     took = time.monotonic() - started
     case.true(took < case.patience.seconds(3.0), "ready at once", "CKPT-GATE-014", got=f"{took:.2f} s")
     before = case.row(rollout)["turns_done"]
-    case.release(rollout)
+    progress = case.agent.status()["progress"]
+    case.release(rollout, ending)
+    case.witness.wait_completed(ending.rollout_id, 2)
     ended = case.witness.wait_completed(rollout.rollout_id, 2)
     case.equal("completed", ended.state, "the policy call was not cancelled", "CKPT-GATE-006")
     quiet = functools.partial(case.world.calls, "late", rollout_id=rollout.rollout_id)
     case.stays(lambda: not quiet(), "no turn opens", "CKPT-GATE-001", "CKPT-GATE-007")
+    last = case.row(ending)
+    case.equal((1, "parked"), (last["turns_done"], last["state"]), "a final reply is held too", "CKPT-GATE-007")
+    if not case.agent.owns("ledger"):  # whose owner may record rows meanwhile
+        case.equal(progress, case.agent.status()["progress"], "progress stands still", "CKPT-GATE-009")
     row = case.row(rollout)
     case.equal((before, "parked"), (row["turns_done"], row["state"]), "parked", "CKPT-GATE-009", "CKPT-ROLL-045")
     case.step(f"abort {open_id} everywhere")
@@ -230,6 +237,7 @@ def prepare_never_waits_for_a_generation(case: Case) -> None:
     body = case.body(rollout, "CKPT-GATE-008", "CKPT-ABORT-010")
     case.equal(3, body["turns"], "it went on; the last turn had no effects", "CKPT-GATE-008", "CKPT-GATE-003")
     case.equal(1, case.witness.completed(rollout.rollout_id, 2), "turn 2 was generated once", "CKPT-GATE-008")
+    case.equal(2, case.body(ending, "CKPT-GATE-008")["turns"], "the other ended", "CKPT-GATE-003")
 
 
 @check(

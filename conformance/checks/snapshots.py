@@ -188,7 +188,7 @@ def a_repeated_start_moves_to_another_policy(case: Case) -> None:
     "CKPT-ENV-006",
     "CKPT-COMMIT-005",
     "CKPT-INV-002",
-    profile="turn-recovery",
+    profile="checkpoint",
     features=COMMON,
     world=True,
     storage=True,
@@ -207,6 +207,9 @@ def a_turn_that_was_open_is_in_the_cut_whole(case: Case) -> None:
     cut = take_cut(case, checkpoint_id=checkpoint_id)
     case.equal(2, cut.row(case, rollout_id)["turns_done"], "the whole turn is in the cut", "CKPT-COMMIT-005")
     case.witness.wait_asked(rollout_id, 3)
+    if not case.continues:
+        case.leave_out("no rollout continues without turn-recovery", "CKPT-ENV-006", "CKPT-INV-002")
+        return
     restore_cut(case, cut)
     case.equal(expected, case.body(rollout), "interrupted = uninterrupted", "CKPT-ENV-006")
     case.equal(1, case.world.happened("one", rollout_id=rollout_id), "the effect happened once", "CKPT-INV-002")
@@ -490,7 +493,7 @@ def _as_before(case: Case, checkpoint_id: str, feed: str, rollouts: list[Rollout
     "CKPT-RESTORE-005",
     "CKPT-RESTORE-011",
     "CKPT-DIR-020",
-    profile="turn-recovery",
+    profile="checkpoint",
     features=COMMON,
     shared_dir=True,
     budget="default",
@@ -498,6 +501,7 @@ def _as_before(case: Case, checkpoint_id: str, feed: str, rollouts: list[Rollout
 def damaged_files_are_refused_by_name(case: Case) -> None:
     """C41: a byte flipped, cut or added: `checkpoint_corrupt` names the file, nothing is changed."""
     case.start_at(1)
+    case.finished()
     cut = take_cut(case)
     a = case.agent
     part = cut.parts[a.name]
@@ -567,7 +571,7 @@ def a_restore_takes_a_higher_attempt(case: Case) -> None:
     "CKPT-ABORT-012",
     "CKPT-ID-024",
     "CKPT-ID-025",
-    profile="turn-recovery",
+    profile="checkpoint",
     features=COMMON,
     storage=True,
     budget="quick",
@@ -580,22 +584,28 @@ def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
     incarnations = [p.capabilities["incarnation"] for p in case.gym.participants]
     case.release(rollout)
     restored = restore_cut(case, cut, resume=False)
-    attempt = restored.next_attempts[rollout.rollout_id]
+    attempt = restored.next_attempts.get(rollout.rollout_id)
+    if attempt is None:
+        left = ("CKPT-RESTORE-032", "CKPT-RESTORE-059", "CKPT-ABORT-008")
+        case.leave_out("no rollout continues without turn-recovery", *left)
     quiet = lambda: not case.witness.asked(rollout.rollout_id, attempt=attempt)  # noqa: E731 - a named condition
-    case.stays(quiet, "nothing is continued before resume", "CKPT-RESTORE-032")
+    if attempt is not None:
+        case.stays(quiet, "nothing is continued before resume", "CKPT-RESTORE-032")
     status = case.agent.status()
     open_id = status["checkpoint_id"]
     case.equal(("restored", "closed"), (status["phase"], status["gate"]), "parked", "CKPT-RESTORE-019")
-    old = case.outcome(rollout.item)
-    case.equal("stale_attempt", old["outcome"], "the saved attempt is fenced", "CKPT-RESTORE-059")
+    if attempt is not None:
+        old = case.outcome(rollout.item)
+        case.equal("stale_attempt", old["outcome"], "the saved attempt is fenced", "CKPT-RESTORE-059")
     for p in case.gym.participants:
         reply = case.accepted(case.controller.abort(p, open_id), "abort of a restored checkpoint", "CKPT-ABORT-007")
         case.equal("aborted", reply["ended_as"], "it ended", "CKPT-ABORT-007")
     now = [p.get_capabilities()["incarnation"] for p in case.gym.participants]
     case.equal(incarnations, now, "the incarnations", "CKPT-ID-025", "CKPT-ID-024")
     case.equal(0, case.agent.status()["counts"]["live"], "nothing is left", "CKPT-ABORT-007")
-    outcome = case.outcome({**rollout.item, "attempt": attempt})
-    case.equal("stale_attempt", outcome["outcome"], "the restored attempt is fenced", "CKPT-ABORT-008")
+    if attempt is not None:
+        outcome = case.outcome({**rollout.item, "attempt": attempt})
+        case.equal("stale_attempt", outcome["outcome"], "the restored attempt is fenced", "CKPT-ABORT-008")
     case.equal("stale_attempt", case.outcome(done.item)["outcome"], "a discarded result's too", "CKPT-ABORT-012")
 
 
@@ -603,7 +613,7 @@ def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
     "CKPT-RETIRE-018",
     "CKPT-RETIRE-017",
     "CKPT-COMMIT-013",
-    profile="turn-recovery",
+    profile="checkpoint",
     features=COMMON,
     storage=True,
     budget="quick",
@@ -623,7 +633,11 @@ def a_retired_attempt_is_not_in_the_cut(case: Case) -> None:
     resume_everywhere(case, open_id)
     rows = cut.parts[case.agent.name].rows
     case.true(before.rollout_id not in rows, "retired before", "CKPT-RETIRE-018", got=rows.get(before.rollout_id))
-    case.equal("turn", rows[after.rollout_id]["state"], "retired after", "CKPT-COMMIT-013")
+    state = "turn" if case.continues else "restart"
+    case.equal(state, rows[after.rollout_id]["state"], "retired after", "CKPT-COMMIT-013")
+    if not case.continues:
+        case.leave_out("no rollout continues without turn-recovery", "CKPT-RETIRE-017")
+        return
     lists = plan(case, cut, only=[after.rollout_id])
     reply = restore_at(case, case.agent, cut, lists, case.controller.next_id())
     case.accepted(reply, "a restore continues it as a higher attempt")
@@ -782,3 +796,62 @@ def _restore_by_http(case: Case, files: dict[str, bytes], checkpoint_id: str) ->
     digest = names.bytes_digest(files["manifest.json"])
     reply = case.controller.restore(a, case.controller.next_id(), {**source, "manifest_digest": digest})
     case.accepted(reply, "a restore from uploaded files", "CKPT-ART-011", "CKPT-ART-009")
+
+
+@check(
+    "CKPT-RESTORE-003",
+    "CKPT-RESTORE-004",
+    "CKPT-RESTORE-011",
+    "CKPT-RESTORE-013",
+    "CKPT-RESTORE-024",
+    "CKPT-RESTORE-025",
+    "CKPT-RESTORE-043",
+    "CKPT-RESTORE-044",
+    "CKPT-RESTORE-056",
+    "CKPT-COMMIT-043",
+    "CKPT-ERR-020",
+    "CKPT-ERR-035",
+    "CKPT-REPEAT-008",
+    profile="checkpoint",
+    features=COMMON,
+    storage=True,
+)
+def results_are_restored_from_what_holds_them(case: Case) -> None:
+    """Results alone: a source that disagrees is refused; lists are sets; the cut is untouched, and used twice."""
+    done = [case.finished(script("done"))[1]["receipt"] for _ in range(3)]
+    cut = take_cut(case)
+    a, c = case.agent, case.controller
+    part = cut.parts[a.name]
+    source = part.source(cut.checkpoint_id)
+    other = {**done[0], "digest": names.result_digest("{}")}
+    stranger = {"rollout_id": case.new_id(), "attempt": 0, "next_attempt": 1, "turns_done": 0, "task_digest": "x"}
+    feed = a.get_results()["feed"]
+    for key, code, what, changed in (
+        ("CKPT-RESTORE-025", "state_mismatch", "another digest", {"results": [other]}),
+        ("CKPT-RESTORE-024", "state_mismatch", "an unknown rollout", {"rollouts": [stranger]}),
+        ("CKPT-RESTORE-056", "invalid_request", "two receipts of one rollout", {"results": [done[0], other]}),
+        ("CKPT-ERR-035", "state_incompatible", "another run", {"run_id": "another-run"}),
+    ):
+        checkpoint_id = c.next_id()
+        reply = c.restore(a, checkpoint_id, source, **changed)
+        case.refused(reply, code, what, key)
+        if code == "state_mismatch":
+            case.true(reply.json.get("rollouts"), "the problem names rollouts", "CKPT-ERR-020", got=reply.brief)
+            last = a.status()["last"]
+            got = (last["checkpoint_id"], last["ended_as"])
+            case.equal((checkpoint_id, "failed"), got, "last", "CKPT-RESTORE-013")
+    wrong = {**source, "checkpoint_id": f"{c.epoch}-999"}
+    case.refused(c.restore(a, c.next_id(), wrong), "state_mismatch", "another checkpoint", "CKPT-RESTORE-004")
+    wrong = {**source, "manifest_digest": names.bytes_digest(b"other")}
+    case.refused(c.restore(a, c.next_id(), wrong), "checkpoint_corrupt", "another digest", "CKPT-RESTORE-003")
+    case.equal(feed, a.get_results()["feed"], "nothing was installed", "CKPT-RESTORE-011")
+    for _ in range(2):
+        restore_id = c.next_id()
+        case.accepted(c.restore(a, restore_id, source, results=done), "restore", "CKPT-RESTORE-043", "CKPT-RESTORE-044")
+        case.accepted(c.restore(a, restore_id, source, results=done[::-1]), "the list shuffled", "CKPT-REPEAT-008")
+        case.accepted(c.resume(a, restore_id), "resume")
+        served = set(a.results())
+        case.true({r["rollout_id"] for r in done} <= served, "served again", "CKPT-RESTORE-044", got=sorted(served))
+        for row in part.manifest_json()["files"]:
+            content = (part.directory / row["name"]).read_bytes()
+            case.equal(row["digest"], names.bytes_digest(content), f"{row['name']} is untouched", "CKPT-COMMIT-043")
