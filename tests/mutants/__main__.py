@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `list`, `serve` and `run`."""
+"""The command line: `list`, `serve`, `target` and `run`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ def main() -> int:
     serve = commands.add_parser("serve", help="start the reference Gym with a mutant in it")
     serve.add_argument("name", help="of a mutant, or `clean`")
     serve.add_argument("arguments", nargs="*", help="after `--`: those of `reference-gym serve`")
+    target = commands.add_parser("target", help="print a target file for the suite")
+    target.add_argument("name", help="of a mutant, or `clean`")
+    target.add_argument("--processes", choices=("one", "three"), default="one", help="the process form of the Gym")
     run = commands.add_parser("run", help="run the suite on the clean Gym and on each mutant")
     run.add_argument("--jobs", type=int, default=2, help="how many at a time")
     run.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutant alone; may be repeated")
@@ -36,6 +39,9 @@ def main() -> int:
 
     if options.command == "list":
         runner.print_list()
+        return 0
+    if options.command == "target":
+        sys.stdout.write(runner.target_of(options.name, options.processes))
         return 0
     return runner.run(
         runner.Plan(

@@ -20,14 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from conformance import registry
 from tests.mutants.catalogue import CLEAN, Mutant, mutants
 from tests.mutants.judging import Finding, Verdict, findings, judge
+from tests.mutants.seam import NoSeam
 
-TEMPLATE = Path(__file__).with_name("target.yaml")
+TARGETS = Path(__file__).parents[1] / "suite" / "targets"
 END_WITHIN_S = 30.0
 
 console = Console(soft_wrap=True, highlight=False)
@@ -124,8 +126,7 @@ def run_one(name: str, plan: Plan, *, checks: Collection[str] = (), selection: S
     report.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"mutant-{name}-") as directory:
         target = Path(directory) / "target.yaml"
-        text = TEMPLATE.read_text(encoding="utf-8")
-        target.write_text(text.replace("{mutant}", name).replace("{processes}", plan.processes), encoding="utf-8")
+        target.write_text(target_of(name, plan.processes), encoding="utf-8")
         arguments = ["run", "--target", str(target), "--budget", plan.budget, "--seed", str(plan.seed)]
         arguments += ["--json", str(report), "--quiet"]
         arguments += [word for item in selection for word in ("--only", item)]
@@ -136,6 +137,24 @@ def run_one(name: str, plan: Plan, *, checks: Collection[str] = (), selection: S
     if report.exists():
         found = tuple(findings(json.loads(report.read_text(encoding="utf-8")), checks or registry.all_checks()))
     return Run(name, code, time.monotonic() - started, found, log)
+
+
+def target_of(name: str, processes: str) -> str:
+    """Return the target file of a mutant: that of the reference Gym, started with the mutant in it.
+
+    Args:
+        name: of the mutant, or `clean`.
+        processes: the process form of the Gym, `one` or `three`.
+
+    Raises:
+        NoSeam: the reference Gym is started in another way than `reference-gym serve …`.
+    """
+    target = yaml.safe_load((TARGETS / f"reference-{processes}.yaml").read_text(encoding="utf-8"))
+    command, arguments = target["start"][:2], target["start"][2:]
+    if command != ["reference-gym", "serve"]:
+        raise NoSeam(f"the reference Gym is started by {command}")
+    target["start"] = ["{python}", "-m", "tests.mutants", "serve", name, "--", *arguments]
+    return yaml.safe_dump(target, sort_keys=False)
 
 
 def _suite(arguments: Sequence[str], timeout_s: float) -> tuple[int | None, str]:

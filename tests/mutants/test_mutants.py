@@ -29,7 +29,7 @@ QUICK = (
     ("replies_keyed_by_attempt", "CKPT-EFFECT-006", "one"),
     ("result_written_anew", "CKPT-FEED-016", "one"),
 )
-"""Eight that are found quickly, from all areas: the mutant, a requirement that it breaks, the process form of the Gym."""
+"""Eight that are found quickly, from all areas: mutant, a requirement that it breaks, process form."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
