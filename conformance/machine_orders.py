@@ -158,7 +158,9 @@ class Driver(Walk):
         return reply
 
     def answered(self, participant: Participant, call: Call, reply: Reply) -> None:
-        """Note what an answered call wrote."""
+        """Note what an answered call wrote; judge what its body says beyond the outcome."""
+        if call.operation == "prepare" and reply.ok:
+            self.watches[participant.name].readiness(reply.json)
         if call.operation == "commit" and reply.ok and reply["durable"]:
             self._written(participant, call, reply)
 

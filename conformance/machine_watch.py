@@ -24,6 +24,7 @@ from spec.wire import CheckpointId
 
 MAX_STATES = 4000
 JUDGED_EVERY = 8
+_CUT_FIELDS = ("attempt", "turns_done", "receipt")
 
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "status": ("CKPT-PHASE-001", "CKPT-STATUS-001"),
@@ -95,6 +96,14 @@ class Watch:
     def __post_init__(self) -> None:
         """Read through a reader of its own."""
         self.reader = Reader(self.participant)
+        self.forget_progress()
+
+    def forget_progress(self) -> None:
+        """Begin with what a new incarnation begins with."""
+        self.progress = 0
+        self._before = 0
+        self._moved: int | None = None
+        self._shape: dict[str, tuple[Any, ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -193,6 +202,23 @@ class Watch:
                 for other in model.step(one.after, second):
                     yield f"{first.operation} {one.brief}", f"{second.operation} {other.brief}"
 
+    def readiness(self, body: Json) -> None:
+        """Judge what an accepted prepare lists: who blocks, and how many rollouts could not be continued."""
+        named = {row.get("rollout_id") for row in body["blockers"]}
+        if body["blocker_count"] < len(body["blockers"]) or body["ready"] != (body["blocker_count"] == 0):
+            got = f"ready {body['ready']}, blocker_count {body['blocker_count']}, {len(body['blockers'])} blockers"
+            self.fail(
+                "the blockers of a prepare", {"their number, 0 when ready"}, got, ("CKPT-PREP-006", "CKPT-PREP-007")
+            )
+        blocked = self.all(lambda state: state.blocked)
+        if not body["ready"] and blocked and not blocked <= named:
+            self.fail("the blockers of a prepare", {", ".join(blocked)}, str(named), ("CKPT-PREP-005", "CKPT-PREP-009"))
+        if self.participant.owns("rollouts"):
+            expected = self.all(_restart_count)
+            if expected is not None and body["restart_count"] != expected:
+                got = str(body["restart_count"])
+                self.fail("restart_count of a prepare", {str(expected)}, got, ("CKPT-PREP-012",))
+
     # --- looks ---
 
     def look(self) -> Json:
@@ -219,7 +245,10 @@ class Watch:
             self.fail("the counts of a status", {"admitted = the sum of its parts"}, str(counts), ("CKPT-INV-001",))
         if status["progress"] < self.progress:
             self.fail("progress", {f"at least {self.progress}"}, str(status["progress"]), ("CKPT-STATUS-007",))
-        self.progress = status["progress"]
+        if self._moved is not None and status["progress"] <= self._moved:
+            expected, got = {f"more than {self._moved}: rollouts have changed since"}, str(status["progress"])
+            self.fail("progress", expected, got, ("CKPT-STATUS-006",))
+        self._before, self.progress = self.progress, status["progress"]
         if (status["lease_remaining_ms"] is None) != (status["gate"] == "open") and status["phase"] != "restoring":
             got = f"gate {status['gate']}, lease_remaining_ms {status['lease_remaining_ms']}"
             self.fail(
@@ -241,6 +270,10 @@ class Watch:
 
     def rows(self, rows: Mapping[str, Json], ours: Callable[[str], bool]) -> None:
         """Keep the states that a complete listing of rollouts may have come from."""
+        shape = {name: tuple(row.get(key) for key in _CUT_FIELDS) for name, row in rows.items() if ours(name)}
+        # What changed between two listings was after the status before the first of them.
+        self._moved = self._before if self._shape is not None and shape != self._shape else None
+        self._shape = shape
         for rollout_id, row in rows.items():
             if ours(rollout_id):
                 sharper = functools.partial(model_looks.row_of, row=row)
@@ -321,6 +354,14 @@ def cell(state: State, call: Call) -> str:
     if call.checkpoint_id is None:
         return f"{state.phase} × {call.operation}"
     return f"{state.phase} × {call.operation} × {model.relation(state, call.id)}"
+
+
+def _restart_count(state: State) -> int | None:
+    """Return how many live rollouts a cut could not continue; ``None`` while some are moving (CKPT-PREP-012)."""
+    live = [rollout for _, rollout in state.rollouts.in_state("live")]
+    if any(rollout.loose is not None for rollout in live):
+        return None
+    return sum(1 for rollout in live if rollout.restart_only or rollout.uncertain)
 
 
 def _unreleased(state: State) -> set[str]:

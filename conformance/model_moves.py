@@ -25,8 +25,13 @@ def relation(state: State, id: CheckpointId) -> Relation:
 
 
 def refused(state: State, code: str) -> frozenset[Outcome]:
-    """Return the refusal with ``code``, which changes nothing."""
-    return frozenset({Outcome(STATUS.get(code, 409), code, state)})
+    """Return the refusal with ``code``, which changes nothing (CKPT-CKID-031, CKPT-ERR-021)."""
+    fields: dict[str, frozenset[Any]] = {}
+    if code == "invalid_phase":
+        fields["phase"] = frozenset({state.phase})
+    if code in ("invalid_phase", "checkpoint_conflict") and state.open is not None:
+        fields["checkpoint_id"] = frozenset({str(state.open.id)})
+    return frozenset({Outcome(STATUS.get(code, 409), code, state, fields)})
 
 
 def answer(state: State, **fields: Iterable[Any]) -> frozenset[Outcome]:

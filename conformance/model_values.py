@@ -161,8 +161,8 @@ class Outcome:
         """Return whether an answer is this outcome."""
         if status != self.status or not isinstance(body, Mapping):
             return False
-        if self.code is not None:
-            return body.get("code") == self.code
+        if self.code is not None and body.get("code") != self.code:
+            return False
         if self.outcomes is not None:
             return [entry.get("outcome") for entry in body.get("outcomes", ())] == list(self.outcomes)
         return all(body.get(name) in allowed for name, allowed in self.fields.items())
@@ -171,7 +171,8 @@ class Outcome:
     def brief(self) -> str:
         """The answer on one line."""
         if self.code is not None:
-            return f"{self.status} {self.code}"
+            named = "".join(f" {name}={'|'.join(sorted(allowed))}" for name, allowed in self.fields.items())
+            return f"{self.status} {self.code}{named}"
         if self.outcomes is not None:
             return f"{self.status} outcomes {', '.join(self.outcomes)}"
         shown = {name: sorted(map(str, allowed)) for name, allowed in self.fields.items()}

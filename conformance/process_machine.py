@@ -101,7 +101,8 @@ class ProcessDriver(Driver):
             watch.states = frozenset(state for way in ways for state in way)
         else:
             watch.states = frozenset(model.loses_everything(state) for state in possible)
-            watch.progress, watch.feed_rule, watch.feed = 0, "any", None
+            watch.forget_progress()
+            watch.feed_rule, watch.feed = "any", None
 
     def look_after_restart(self, busy: dict[str, Rollout]) -> None:
         """Read everything; an effect that was under way may have made its rollout uncertain (CKPT-ENV-013)."""

@@ -400,10 +400,12 @@ def _one_of(outcome: Outcome, name: str) -> Any:
 def _prepared(gym: ScriptedGym, call: Call, outcome: Outcome) -> Json:
     blocked = sorted(outcome.after.blocked) if not _one_of(outcome, "ready") else []
     held = {"kind": "effect", "attempt": 0, "since_ms": 1, "detail": "held by the outside"}
+    live = outcome.after.rollouts.in_state("live")
+    restarts = sum(1 for _, one in live if one.restart_only or one.uncertain)
     blockers = [{**held, "rollout_id": name} for name in blocked]
     return {
         "phase": outcome.after.phase, "ready": not blocked, "blockers": blockers, "blocker_count": len(blockers),
-        "restart_count": 0, "progress": gym.progress, "wait_ms": 0, "lease_remaining_ms": 60_000,
+        "restart_count": restarts, "progress": gym.progress, "wait_ms": 0, "lease_remaining_ms": 60_000,
     }  # fmt: skip
 
 
