@@ -109,14 +109,7 @@ def a_repeated_effect_runs_once(case: Case) -> None:
     case.until_state(rollout, "restart", "failed", requirements=("CKPT-EFFECT-004",))
 
 
-@check(
-    "CKPT-EFFECT-005",
-    "CKPT-EFFECT-019",
-    profile="turn-recovery",
-    features=COMMON,
-    world=True,
-    budget="quick",
-)
+@check("CKPT-EFFECT-005", "CKPT-EFFECT-019", profile="turn-recovery", features=COMMON, world=True)
 def an_effect_survives_an_impatient_client(case: Case) -> None:
     """C32: three tries with a short client timeout on one slow effect: it happens once, and the last try sees it."""
     rollout = case.start_at(0)
@@ -178,7 +171,6 @@ def effects_are_refused_for_what_they_name(case: Case) -> None:
     "CKPT-GATE-009",
     profile="turn-recovery",
     features=COMMON,
-    budget="quick",
 )
 def a_closed_gate_answers_repeats_and_holds_the_rest(case: Case) -> None:
     """While prepared a repeat is answered; a new effect is held, or refused with `admission_closed`."""
@@ -246,14 +238,7 @@ def a_broken_effect_leaves_its_rollout_uncertain(case: Case) -> None:
     case.body(second, "CKPT-ENV-016")
 
 
-@check(
-    "CKPT-EFFECT-016",
-    "CKPT-GATE-008",
-    "CKPT-GATE-013",
-    profile="checkpoint",
-    features=COMMON,
-    budget="quick",
-)
+@check("CKPT-EFFECT-016", "CKPT-GATE-008", "CKPT-GATE-013", profile="checkpoint", features=COMMON)
 def no_refusal_reaches_the_policy(case: Case) -> None:
     """N7: a tool call meets a closed gate of the sessions: the policy sees what it would have seen without it."""
     expected = case.baseline()
@@ -344,7 +329,7 @@ def each_continuation_has_its_index_state(case: Case) -> None:
             case.equal(("turn", turns), (row["state"], row["turns_done"]), "continues", "CKPT-ENV-002")
 
 
-@check("CKPT-GATE-019", "CKPT-GATE-024", features=COMMON, budget=("quick", "demo"))
+@check("CKPT-GATE-019", "CKPT-GATE-024", features=COMMON)
 def a_policy_that_is_away_is_asked_again(case: Case) -> None:
     """429, 503 and a cut connection: the agent repeats the call, the turn keeps its number, the rollout succeeds."""
     rollout_id = case.new_id()

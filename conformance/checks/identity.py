@@ -58,7 +58,7 @@ def attempts_are_strict_integers(case: Case) -> None:
     case.true(found in ("200", "invalid_request"), "1.0 is taken or refused", "CKPT-ID-004", got=found)
 
 
-@check("CKPT-ID-032", "CKPT-ID-033", "CKPT-ID-034", each="participant", budget="quick")
+@check("CKPT-ID-032", "CKPT-ID-033", "CKPT-ID-034", each="participant")
 def mutating_calls_carry_three_headers(case: Case) -> None:
     """A POST without one of the controller headers, or with a malformed one, is `invalid_request`."""
     whole = case.controller.headers(case.p)

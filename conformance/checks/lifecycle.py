@@ -423,7 +423,6 @@ def _watch_lease_end(
     "CKPT-STATUS-005",
     profile="checkpoint",
     each="participant",
-    budget="quick",
 )
 def leases_are_clamped_and_renewed(case: Case) -> None:
     """A lease outside the limits counts as the nearer limit; renew extends it and never shortens it."""
@@ -562,7 +561,6 @@ def _until_phase(case: Case, p: Participant, phase: str, *requirements: str) -> 
     profile="checkpoint",
     features=COMMON,
     storage=True,
-    budget="quick",
 )
 def acks_and_retire_work_in_every_phase(case: Case) -> None:
     """The feed is served, ACKs are carried out and retire is accepted while prepared, committed and restored."""
@@ -642,14 +640,7 @@ def a_blocked_rollout_can_be_left_out(case: Case) -> None:
 
 
 @check(
-    "CKPT-ENV-007",
-    "CKPT-ENV-008",
-    "CKPT-PREP-008",
-    "CKPT-GATE-005",
-    profile="checkpoint",
-    features=COMMON,
-    world=True,
-    budget="quick",
+    "CKPT-ENV-007", "CKPT-ENV-008", "CKPT-PREP-008", "CKPT-GATE-005", profile="checkpoint", features=COMMON, world=True
 )
 def a_running_verification_blocks(case: Case) -> None:
     """A running verification with `wait` is a blocker of that kind; one that has not begun does not begin."""

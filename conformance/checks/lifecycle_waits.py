@@ -138,7 +138,6 @@ def a_session_owner_lets_a_begun_turn_go_on(case: Case) -> None:
     profile="checkpoint",
     features=COMMON,
     world=True,
-    budget="quick",
 )
 def a_restore_waits_for_running_handlers(case: Case) -> None:
     """N12: a restore waits for a running effect: at its limit it fails as before; an abort cancels it."""

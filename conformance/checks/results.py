@@ -261,7 +261,7 @@ def acks_are_judged_one_by_one(case: Case) -> None:
     case.equal("released", case.row(receipts[0]["rollout_id"])["state"], "a tombstone stays", "CKPT-FENCE-006")
 
 
-@check("CKPT-REPEAT-014", "CKPT-ACK-005", features=COMMON, budget="quick")
+@check("CKPT-REPEAT-014", "CKPT-ACK-005", features=COMMON)
 def fifty_equal_acks_release_once(case: Case) -> None:
     """C04: the same ACK 50 times in parallel: one `released`, 49 `already_released`."""
     receipt = case.finished(script("done"))[1]["receipt"]
@@ -272,7 +272,7 @@ def fifty_equal_acks_release_once(case: Case) -> None:
     case.equal((1, 49), got, "released and already_released", "CKPT-REPEAT-014")
 
 
-@check("CKPT-ROLL-026", "CKPT-REPEAT-014", features=COMMON, budget="quick")
+@check("CKPT-ROLL-026", "CKPT-REPEAT-014", features=COMMON)
 def fifty_equal_starts_start_once(case: Case) -> None:
     """C31: the same start 50 times in parallel: one `started`, 49 `already_started`, one policy call."""
     item = case.item(case.new_id())
@@ -334,7 +334,7 @@ def the_feed_serves_until_the_ack(case: Case) -> None:
     case.equal(set(), mine & set(case.agent.results()), "what is still served", "CKPT-ACK-004")
 
 
-@check("CKPT-FEED-009", features=COMMON, budget="quick")
+@check("CKPT-FEED-009", features=COMMON)
 def a_waiting_read_returns_with_the_result(case: Case) -> None:
     """C06: readers wait for a result and get it as soon as it is there, although others went away meanwhile."""
     rollout = case.start_at(0, script("done"))
@@ -436,7 +436,7 @@ def retire_fences_stops_and_frees(case: Case) -> None:
     case.body(late, "CKPT-RETIRE-001")
 
 
-@check("CKPT-INV-001", "CKPT-STATUS-014", "CKPT-STATUS-015", features=COMMON, budget="quick")
+@check("CKPT-INV-001", "CKPT-STATUS-014", "CKPT-STATUS-015", features=COMMON)
 def counts_add_up_at_every_moment(case: Case) -> None:
     """I1: in every status while rollouts start, finish, are ACKed and retired, the counts add up."""
     before = case.agent.status()["counts"]["admitted"]
@@ -488,7 +488,7 @@ def over_capacity_is_said(case: Case) -> None:
     case.witness.release_all()
 
 
-@check("CKPT-RESULT-009", features=COMMON, world=True, budget="quick")
+@check("CKPT-RESULT-009", features=COMMON, world=True)
 def bodies_do_not_depend_on_the_run(case: Case) -> None:
     """The same task and policy under another id, attempt and time: the same body."""
     written = script([add(1), world("w")], add(2), "done")

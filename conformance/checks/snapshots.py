@@ -126,7 +126,6 @@ def acid_test_through_two_cycles(case: Case) -> None:
     features=COMMON,
     world=True,
     storage=True,
-    budget="quick",
 )
 def acid_test_twice_from_one_snapshot(case: Case) -> None:
     """N15: a second crash before the next snapshot: the same cut is restored again, still no finished turn redone."""
@@ -185,14 +184,7 @@ def a_repeated_start_moves_to_another_policy(case: Case) -> None:
 
 
 @check(
-    "CKPT-ENV-006",
-    "CKPT-COMMIT-005",
-    "CKPT-INV-002",
-    profile="checkpoint",
-    features=COMMON,
-    world=True,
-    storage=True,
-    budget="quick",
+    "CKPT-ENV-006", "CKPT-COMMIT-005", "CKPT-INV-002", profile="checkpoint", features=COMMON, world=True, storage=True
 )
 def a_turn_that_was_open_is_in_the_cut_whole(case: Case) -> None:
     """N1: the gate closes during the first of three effects; cut, restore: equal to the uninterrupted run."""
@@ -425,7 +417,6 @@ def a_restore_installs_exactly_its_lists(case: Case) -> None:
     profile="turn-recovery",
     features=COMMON,
     storage=True,
-    budget="quick",
 )
 def a_restore_that_disagrees_with_its_source_is_refused(case: Case) -> None:
     """C15, C63: another task, attempt, turn count, receipt or digest: refused by name, nothing is installed."""
@@ -538,7 +529,6 @@ def damaged_files_are_refused_by_name(case: Case) -> None:
     profile="turn-recovery",
     features=COMMON,
     storage=True,
-    budget="quick",
 )
 def a_restore_takes_a_higher_attempt(case: Case) -> None:
     """A `next_attempt` that is not above fence and living attempt is `stale_attempt`; nothing is installed."""
