@@ -100,7 +100,8 @@ def choose(checks: Mapping[str, Check], settings: Settings) -> list[Check]:
     """Return the checks of a budget, narrowed by `only` and `skip`, in the order of the seed."""
 
     def named(check: Check, words: Sequence[str]) -> bool:
-        return any(word in (check.name, check.chapter, *check.requirements) for word in words)
+        chapters = (check.chapter, check.chapter.partition("_")[0])
+        return any(word in (check.name, *chapters, *check.requirements) for word in words)
 
     chosen = [check for check in checks.values() if settings.only or settings.budget in check.budgets]
     if settings.only:

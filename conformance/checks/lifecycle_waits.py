@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 from conformance.case import Case
-from conformance.checks.environments import probe
+from conformance.checks.environments_effects import probe
 from conformance.cuts import prepared_at, ready_at, reset, take_cut, target_for
 from conformance.errors import NotOffered
 from conformance.gym import RESTART_ONLY

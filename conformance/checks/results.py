@@ -1,24 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and ACKs: starting rollouts, the feed, receipts, ACKs, retire, and the counts."""
+"""Results: starting, repeating, listing and retiring rollouts, and the counts."""
 
 from __future__ import annotations
-
-import contextlib
-import json
-import math
-from typing import Any
-
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
 
 from conformance.case import DEFAULT_SCRIPT, Case, Rollout
 from conformance.checks.discovery import counts_add_up
 from conformance.controller import Json
-from conformance.errors import Lost, NotOffered
+from conformance.errors import NotOffered
 from conformance.registry import check
-from conformance.script import add, script, world
-from conformance.wire import Fault
-from spec import wire as names
+from conformance.script import add, script
 
 COMMON = ("conformance",)
 SHORT = script(add(1), "done")
@@ -169,109 +159,6 @@ def a_failure_is_no_end(case: Case) -> None:
     case.true(third.rollout_id not in case.agent.results(), "and served no more", "CKPT-RETIRE-009")
 
 
-@check(
-    "CKPT-RESULT-001",
-    "CKPT-RESULT-002",
-    "CKPT-RESULT-003",
-    "CKPT-RESULT-004",
-    "CKPT-RESULT-005",
-    "CKPT-RESULT-006",
-    "CKPT-RESULT-007",
-    "CKPT-RESULT-010",
-    "CKPT-RESULT-011",
-    "CKPT-RESULT-012",
-    "CKPT-FEED-001",
-    features=COMMON,
-    budget=("quick", "demo"),
-)
-def a_result_is_a_string_with_a_digest(case: Case) -> None:
-    """The digest is over exactly the bytes of the string; the string stays the same; its content is the rollout's."""
-    rollout = case.start(attempt=2, labels={"group": "g7"})
-    entry = case.result(rollout)
-    receipt, text = entry["receipt"], entry["result"]
-    case.equal(names.result_digest(text), receipt["digest"], "the digest", "CKPT-RESULT-002")
-    case.equal((rollout.rollout_id, 2), (receipt["rollout_id"], receipt["attempt"]), "whose it is", "CKPT-RESULT-003")
-    case.equal(text, case.result(rollout)["result"], "served as the same string", "CKPT-RESULT-004", "CKPT-FEED-001")
-    content = entry["content"]
-    case.equal([], schema_faults(case, "result", content), "what does not fit its schema", "CKPT-RESULT-001")
-    for key in ("environment", "task_digest", "rollout_id"):
-        case.equal(rollout.item[key], content[key], f"its {key}", "CKPT-RESULT-005")
-    case.equal(1, len({"body", "failure"} & set(content)), "exactly one of body and failure", "CKPT-RESULT-006")
-    case.true(math.isfinite(content["body"]["reward"]), "a finite reward", "CKPT-RESULT-007")
-    case.equal(2, content["info"]["attempt"], "info.attempt", "CKPT-RESULT-010")
-    case.equal({"group": "g7"}, content["info"].get("labels"), "info.labels", "CKPT-RESULT-011")
-    size = len(text.encode())
-    case.true(size <= case.agent.limit("max_result_bytes"), "within the limit", "CKPT-RESULT-012", got=size)
-
-
-def schema_faults(case: Case, name: str, content: Json) -> list[str]:
-    """Return what is wrong with a value by one of the schemas."""
-    resources = [(schema["$id"], Resource.from_contents(schema)) for schema in case.spec.schemas.values()]
-    registry: Registry[Any] = Registry().with_resources(resources)
-    validator = Draft202012Validator(case.spec.schemas[name], registry=registry)
-    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(content)]
-
-
-@check(
-    "CKPT-ACK-001",
-    "CKPT-ACK-002",
-    "CKPT-ACK-003",
-    "CKPT-ACK-004",
-    "CKPT-ACK-005",
-    "CKPT-ACK-006",
-    "CKPT-ACK-007",
-    "CKPT-ACK-008",
-    "CKPT-ACK-014",
-    "CKPT-ACK-033",
-    "CKPT-FENCE-006",
-    "CKPT-FENCE-007",
-    "CKPT-STATUS-018",
-    "CKPT-STATUS-020",
-    features=COMMON,
-    budget=("quick", "demo"),
-)
-def acks_are_judged_one_by_one(case: Case) -> None:
-    """C03: one wrong hex digit among good receipts: the others are released, that result is still served."""
-    entries = [case.finished(script("done"))[1] for _ in range(8)]
-    receipts = [entry["receipt"] for entry in entries]
-    digit = "0" if receipts[3]["digest"][-1] != "0" else "1"
-    wrong = {**receipts[3], "digest": receipts[3]["digest"][:-1] + digit}
-    unknown = {"rollout_id": case.new_id(), "attempt": 0, "digest": receipts[0]["digest"]}
-    before = case.agent.status()["counts"]
-    sent = [*receipts[:3], wrong, *receipts[4:], unknown]
-    expected = ["released"] * 3 + ["mismatch"] + ["released"] * 4 + ["unknown"]
-    outcomes = case.ack(*sent)
-    case.equal(len(expected), len(outcomes), "one outcome for each", "CKPT-ACK-001")
-    case.equal("mismatch", outcomes[3], "another digest", "CKPT-ACK-006")
-    case.equal("unknown", outcomes[-1], "a rollout that nobody knows", "CKPT-ACK-008")
-    case.equal(expected, outcomes, "the outcomes in order", "CKPT-ACK-002", "CKPT-ACK-003")
-    served = case.agent.results()
-    mine = [receipt for receipt in receipts if receipt["rollout_id"] in served]
-    case.equal([receipts[3]], mine, "what is still served", "CKPT-ACK-004", "CKPT-ACK-007")
-    case.equal(["already_released"], case.ack(receipts[0]), "a repeat", "CKPT-ACK-005")
-    twice = case.finished(script("done"))[1]["receipt"]
-    case.equal(["released", "already_released"], case.ack(twice, twice), "twice in one batch", "CKPT-ACK-033")
-    bent = {**receipts[0], "digest": wrong["digest"]}
-    case.equal(["mismatch"], case.ack(bent), "another digest of a released result", "CKPT-FENCE-007")
-    case.controller.retire(case.agent, {receipts[3]["rollout_id"]: 9})
-    case.equal(["released"], case.ack(receipts[3]), "a fence does not make an ACK stale", "CKPT-ACK-014")
-    after = case.agent.status()["counts"]
-    moved = (after["released"] - before["released"], before["finished_unreleased"] - after["finished_unreleased"])
-    case.equal((9, 8), moved, "the counts", "CKPT-STATUS-018", "CKPT-STATUS-020")
-    case.equal("released", case.row(receipts[0]["rollout_id"])["state"], "a tombstone stays", "CKPT-FENCE-006")
-
-
-@check("CKPT-REPEAT-014", "CKPT-ACK-005", features=COMMON)
-def fifty_equal_acks_release_once(case: Case) -> None:
-    """C04: the same ACK 50 times in parallel: one `released`, 49 `already_released`."""
-    receipt = case.finished(script("done"))[1]["receipt"]
-    case.step("ACK it 50 times at once")
-    replies = case.wire.together([lambda: case.controller.ack(case.agent, [receipt])] * 50)
-    outcomes = [reply["outcomes"][0]["outcome"] for reply in replies]
-    got = (outcomes.count("released"), outcomes.count("already_released"))
-    case.equal((1, 49), got, "released and already_released", "CKPT-REPEAT-014")
-
-
 @check("CKPT-ROLL-026", "CKPT-REPEAT-014", features=COMMON)
 def fifty_equal_starts_start_once(case: Case) -> None:
     """C31: the same start 50 times in parallel: one `started`, 49 `already_started`, one policy call."""
@@ -284,83 +171,6 @@ def fifty_equal_starts_start_once(case: Case) -> None:
     case.equal((1, 49), got, "started and already_started", "CKPT-ROLL-026")
     hold.wait_asked()
     case.equal(1, case.witness.asked(item["rollout_id"]), "policy calls", "CKPT-ROLL-026")
-
-
-@check(
-    "CKPT-FEED-001",
-    "CKPT-FEED-002",
-    "CKPT-ACK-004",
-    "CKPT-ROLL-056",
-    "CKPT-FEED-005",
-    "CKPT-FEED-007",
-    "CKPT-FEED-008",
-    "CKPT-FEED-010",
-    "CKPT-FEED-011",
-    features=COMMON,
-    budget=("quick", "demo"),
-)
-def the_feed_serves_until_the_ack(case: Case) -> None:
-    """C01, C07: five results are served again and again, as a whole and page by page, until they are ACKed."""
-    mine = {rollout.rollout_id for rollout in [case.start(script("done")) for _ in range(5)]}
-    case.until(lambda: mine <= set(case.agent.results()), "all five are served", "CKPT-FEED-001")
-    case.step("lose the reply of a read")
-    with contextlib.suppress(Lost):
-        case.agent.call("getResults", fault=Fault.lost_reply())
-    case.true(mine <= set(case.agent.results()), "all come again", "CKPT-FEED-001", "CKPT-FEED-002")
-    first = case.agent.get_results(limit=2)
-    case.true(first["more"], "a page of two has more behind it", "CKPT-FEED-011", got=first.brief)
-    seen, after, feeds = set[str](), first["next"], {first["feed"]}
-    seen.update(row["receipt"]["rollout_id"] for row in first["results"])
-    more = True
-    while more:
-        page = case.agent.get_results(after=after, limit=2)
-        case.true(len(page["results"]) <= 2, "a page keeps its limit", "CKPT-ROLL-056", got=len(page["results"]))
-        ids = {row["receipt"]["rollout_id"] for row in page["results"]}
-        case.equal(set(), ids & seen, "results that came twice on the way", "CKPT-FEED-008")
-        seen |= ids
-        feeds.add(page["feed"])
-        after, more = page["next"], page["more"]
-    case.true(mine <= seen, "page by page all were served", "CKPT-FEED-001", got=sorted(seen & mine))
-    case.equal(1, len(feeds), "one feed throughout", "CKPT-FEED-005")
-    empty = case.accepted(case.agent.get_results(after=after, wait_ms=50), "nothing new", "CKPT-FEED-010")
-    case.equal(([], False), (empty["results"], empty["more"]), "an empty page", "CKPT-FEED-010")
-    late = case.finished(script("done"))[0].rollout_id
-    page = case.agent.get_results(after=empty["next"])
-    found = {row["receipt"]["rollout_id"] for row in page["results"]}
-    case.true(late in found, "a later result comes after the cursor", "CKPT-FEED-008", got=sorted(found))
-    case.accepted(case.agent.get_results(after="no-cursor-of-anybody"), "a foreign cursor", "CKPT-FEED-007")
-    receipts = [row["receipt"] for key, row in case.agent.results().items() if key in mine]
-    case.equal(["released"] * 5, case.ack(*receipts), "all five ACKs")
-    case.equal(set(), mine & set(case.agent.results()), "what is still served", "CKPT-ACK-004")
-
-
-@check("CKPT-FEED-009", features=COMMON)
-def a_waiting_read_returns_with_the_result(case: Case) -> None:
-    """C06: readers wait for a result and get it as soon as it is there, although others went away meanwhile."""
-    rollout = case.start_at(0, script("done"))
-    after = case.agent.get_results()["next"]
-    while (page := case.agent.get_results(after=after))["more"]:
-        after = page["next"]
-    after = page["next"]
-    case.step("20 readers wait, 19 go away")
-    gone = [
-        case.wire.background(lambda: _impatient(case, after))  # a reader that gives up early
-        for _ in range(19)
-    ]
-    waiting = case.wire.background(lambda: case.agent.get_results(after=after, wait_ms=8000))
-    for reader in gone:
-        reader.result()
-    case.release(rollout)
-    reply = case.accepted(waiting.result(), "the last reader", "CKPT-FEED-009")
-    found = [row["receipt"]["rollout_id"] for row in reply["results"]]
-    case.true(rollout.rollout_id in found, "it gets the result", "CKPT-FEED-009", got=found)
-
-
-def _impatient(case: Case, after: str) -> None:
-    try:
-        case.agent.call("getResults", query={"after": after, "wait_ms": 8000}, within_s=0.3)
-    except Lost:
-        return
 
 
 @check("CKPT-ROLL-038", "CKPT-ROLL-040", "CKPT-ROLL-041", features=COMMON, budget="quick")
@@ -486,11 +296,3 @@ def over_capacity_is_said(case: Case) -> None:
     case.until(lambda: case.row(items[0]["rollout_id"])["state"] == "retired", "one is freed")
     case.equal("started", case.outcome(items[-1])["outcome"], "the refused one starts", "CKPT-ROLL-024")
     case.witness.release_all()
-
-
-@check("CKPT-RESULT-009", features=COMMON, world=True)
-def bodies_do_not_depend_on_the_run(case: Case) -> None:
-    """The same task and policy under another id, attempt and time: the same body."""
-    written = script([add(1), world("w")], add(2), "done")
-    bodies = [case.body(case.start(written, attempt=attempt)) for attempt in (0, 3)]
-    case.equal(json.dumps(bodies[0], sort_keys=True), json.dumps(bodies[1], sort_keys=True), "body", "CKPT-RESULT-009")

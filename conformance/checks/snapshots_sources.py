@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from conformance.case import Case
-from conformance.checks.environments import probe
+from conformance.checks.environments_effects import probe
 from conformance.controller import Json
 from conformance.cuts import (
     commit_everywhere,

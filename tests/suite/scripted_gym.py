@@ -401,7 +401,7 @@ def _prepared(gym: ScriptedGym, call: Call, outcome: Outcome) -> Json:
     blocked = sorted(outcome.after.blocked) if not _one_of(outcome, "ready") else []
     held = {"kind": "effect", "attempt": 0, "since_ms": 1, "detail": "held by the outside"}
     live = outcome.after.rollouts.in_state("live")
-    restarts = sum(1 for _, one in live if one.restart_only or one.uncertain)
+    restarts = sum(1 for _, one in live if (one.restart_only or one.uncertain) and not one.blocks)
     blockers = [{**held, "rollout_id": name} for name in blocked]
     return {
         "phase": outcome.after.phase, "ready": not blocked, "blockers": blockers, "blocker_count": len(blockers),
