@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named points between the steps of saving and restarting, at which a test can end or delay the process.
 
-``REFERENCE_RL_FAILPOINT=name[:nth][:kill|raise|delay]``: at the ``nth`` visit (default the first) the process gets
-SIGKILL (the default), the point raises, or it waits a second. Several are separated by commas. Unset, a point costs one
-test for ``None``.
+``REFERENCE_RL_FAILPOINT=name[:nth][:kill|raise|delay|stop]``: at the ``nth`` visit (default the first) the process
+gets SIGKILL (the default), the point raises, it waits a second, or the process stops itself (SIGSTOP) until somebody
+sends SIGCONT: a clock for whoever kills other processes at that instant. Several are separated by commas. Unset, a
+point costs one test for ``None``.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def _parse(text: str) -> dict[str, tuple[int, str]]:
             raise ValueError(f"{VARIABLE}: there is no point {name!r}")
         nth = next((int(part) for part in rest if part.isdecimal()), 1)
         action = next((part for part in rest if not part.isdecimal()), "kill")
-        if action not in ("kill", "raise", "delay"):
-            raise ValueError(f"{VARIABLE}: {action!r} is not kill, raise or delay")
+        if action not in ("kill", "raise", "delay", "stop"):
+            raise ValueError(f"{VARIABLE}: {action!r} is not kill, raise, delay or stop")
         wanted[name] = (nth, action)
     return wanted
 
@@ -86,4 +87,7 @@ def hit(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "raise":
         raise FailpointReached(name)
+    if action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     time.sleep(DELAY_S)

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,19 @@ class Process:
             return await self.process.wait()
 
 
-async def start(directory: Path, name: str, *arguments: str) -> Process:
-    """Start `python -m <name>` with the tokens in its environment."""
+async def start(directory: Path, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
+    """Start `python -m <name>` with the tokens, and more when given, in its environment."""
     output = directory / f"{name.split('.')[0]}.log"
     with output.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", name, *arguments, stdout=file, stderr=file, env=os.environ | TOKENS, cwd=directory
+            sys.executable,
+            "-m",
+            name,
+            *arguments,
+            stdout=file,
+            stderr=file,
+            env=os.environ | TOKENS | dict(environment or {}),
+            cwd=directory,
         )
     return Process(process, output)
 

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy that lives through every crash: deterministic, can hold turns back, keeps a log of what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+ACTIONS = ("south", "north", "east", "west", "pickup", "dropoff")
+NEVER = 1_000_000
+
+
+@dataclass
+class Call:
+    """One request for a turn.
+
+    Attributes:
+        asked: when it came, on the monotonic clock, in seconds.
+        answered: when its answer went out to somebody who was still there; ``None`` if it never did.
+    """
+
+    rollout_id: str
+    attempt: int
+    turn: int
+    asked: float
+    answered: float | None = None
+
+
+@dataclass
+class MatrixPolicy:
+    """Answers with one tool call that depends on seed and turn alone.
+
+    Attributes:
+        hold_from: sibling's seed → the first turn that is not answered yet.
+        latency_s: how long an answer takes, in seconds.
+    """
+
+    hold_from: dict[int, int] = field(default_factory=dict)
+    latency_s: float = 0.0
+    calls: list[Call] = field(default_factory=list)
+    url: str = ""
+    _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def let(self, changes: dict[int, int]) -> None:
+        """Move some of the turns from which answers are held back."""
+        async with self._moved:
+            self.hold_from |= changes
+            self._moved.notify_all()
+
+    async def let_all(self) -> None:
+        """Answer everything from now on."""
+        async with self._moved:
+            self.hold_from.clear()
+            self._moved.notify_all()
+
+    def highest_asked(self) -> dict[str, int]:
+        """Return the highest turn that was asked for, by rollout."""
+        highest: dict[str, int] = {}
+        for call in self.calls:
+            highest[call.rollout_id] = max(highest.get(call.rollout_id, 0), call.turn)
+        return highest
+
+    def was_asked(self, suffix: str, turn: int) -> bool:
+        """Return whether a turn of the rollout whose id ends so was asked for."""
+        return any(call.turn == turn and call.rollout_id.endswith(suffix) for call in self.calls)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer one chat completion."""
+        body = await request.json()
+        turn = 1 + sum(m["role"] == "assistant" for m in body["messages"])
+        seed = body["seed"]
+        call = Call(request.headers["Gym-Rollout-Id"], int(request.headers["Gym-Attempt"]), turn, time.monotonic())
+        self.calls.append(call)
+        if self.latency_s:
+            await asyncio.sleep(self.latency_s)
+        async with self._moved:
+            await self._moved.wait_for(lambda: turn < self.hold_from.get(seed, NEVER))
+        if request.transport is not None and not request.transport.is_closing():
+            call.answered = time.monotonic()
+        tool = {"name": "step", "arguments": json.dumps({"action": ACTIONS[(seed + turn) % 4]})}
+        message = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": tool}],
+        }
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        return web.json_response({"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]})
+
+
+@contextlib.asynccontextmanager
+async def serving(policy: MatrixPolicy) -> AsyncIterator[MatrixPolicy]:
+    """Serve a policy on loopback."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", policy.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    policy.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"  # type: ignore[union-attr] # it is listening
+    try:
+        yield policy
+    finally:
+        await policy.let_all()
+        await runner.cleanup()
