@@ -361,7 +361,8 @@ def _restart_count(state: State) -> int | None:
     live = [rollout for _, rollout in state.rollouts.in_state("live")]
     if any(rollout.loose is not None for rollout in live):
         return None
-    return sum(1 for rollout in live if rollout.restart_only or rollout.uncertain)
+    # What blocks now would be listed for that reason, whatever else it is (CKPT-COMMIT-032).
+    return sum(1 for rollout in live if (rollout.restart_only or rollout.uncertain) and not rollout.blocks)
 
 
 def _unreleased(state: State) -> set[str]:
