@@ -75,9 +75,12 @@ def _serve(
     # A supervisor needs none of what a server needs, and is up so much earlier.
     from reference_gym import server
 
-    if descriptor is not None:
-        loaded = _supervised(loaded, role)
-    return asyncio.run(server.serve(loaded, role, announce))
+    if descriptor is None:
+        return asyncio.run(server.serve(loaded, role, announce))
+    loaded = _supervised(loaded, role)
+    # The supervisor closes standard input of the others when the agent, which calls them, has ended.
+    callers = None if role == "agent" else lifeline.still_open(sys.stdin.fileno())
+    return asyncio.run(server.serve(loaded, role, announce, callers=callers))
 
 
 def _supervised(loaded: settings.LoadedSettings, role: str) -> settings.LoadedSettings:

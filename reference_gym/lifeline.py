@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 ORPHANED = 1
@@ -26,6 +28,17 @@ def hold(descriptor: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     threading.Thread(target=_watch, args=(descriptor,), name="lifeline", daemon=True).start()
+
+
+def still_open(descriptor: int) -> Callable[[], bool]:
+    """Return what tells whether the other end of a pipe is open; nothing more is written to it."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN | select.POLLHUP)
+
+    def look() -> bool:
+        return not poll.poll(0)
+
+    return look
 
 
 def _watch(descriptor: int) -> None:

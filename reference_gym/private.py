@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.errors import InvalidRequest
+from reference_gym.participant.exchange import Request
+from reference_gym.participant.http import Handler
 from reference_gym.participant.service import Participant
 from reference_gym.ports import TurnId
 from reference_gym.settings import explain
 from spec import wire
-
-JsonHandler = Callable[[web.Request, Any], Awaitable[Any]]
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 M = TypeVar("M", bound="PrivateMessage")
@@ -38,7 +37,7 @@ class DataPlane:
     participant: Participant
     token: str | None
 
-    def post(self, path: str, handler: JsonHandler, *, schema: str | None = None) -> None:
+    def post(self, path: str, handler: Handler, *, schema: str | None = None) -> None:
         """Serve a POST; with a schema of the specification the handler gets the typed message."""
         served = serve_aiohttp.data_plane(self.participant, self.token, handler, schema=schema)
         self.app.router.add_post(path, served)
@@ -58,10 +57,10 @@ def read(kind: type[M], body: Any) -> M:
         raise InvalidRequest(explain(error)) from error
 
 
-def turn_of(request: web.Request) -> TurnId | None:
+def turn_of(request: Request) -> TurnId | None:
     """The turn that the headers name, None without any; raises `InvalidRequest` when they are malformed."""
     names = (wire.HEADER_ROLLOUT_ID, wire.HEADER_ATTEMPT, wire.HEADER_TURN)
-    rollout_id, attempt, turn = (request.headers.get(name) for name in names)
+    rollout_id, attempt, turn = (request.header(name) for name in names)
     if rollout_id is None and attempt is None and turn is None:
         return None
     if rollout_id is None or not wire.is_rollout_id(rollout_id):
@@ -73,7 +72,7 @@ def turn_of(request: web.Request) -> TurnId | None:
     return TurnId(rollout_id, int(attempt), int(turn))
 
 
-def required_turn_of(request: web.Request) -> TurnId:
+def required_turn_of(request: Request) -> TurnId:
     """The turn that the headers name; raises `InvalidRequest` without them."""
     turn = turn_of(request)
     if turn is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from reference_gym.model.proxy import PolicyProxy, RecordingPolicy
 from reference_gym.participant import config as kit
 from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.service import Participant
+from reference_gym.participant.serving import Signals, serve_until_terminated
 from reference_gym.participant.sessions import Sessions
 from reference_gym.peers import Peer
 from reference_gym.ports import PolicyPort, ResourcesPort
@@ -186,13 +186,16 @@ def participant_config(
     )
 
 
-async def serve(loaded: LoadedSettings, role: str, file: Path | None) -> int:
+async def serve(
+    loaded: LoadedSettings, role: str, file: Path | None, *, callers: Callable[[], bool] | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT; the exit code.
 
     Args:
         loaded: the settings.
         role: `all`, or the one of three.
         file: where to announce, or None.
+        callers: tells whether the participants that call this one are still there; None: nobody knows.
 
     Raises:
         SettingsError: the address cannot be listened at, or a peer is missing.
@@ -201,38 +204,17 @@ async def serve(loaded: LoadedSettings, role: str, file: Path | None) -> int:
     assembled = Assembly(loaded, role).assemble()
     port = getattr(settings.ports, "agent" if role == "all" else role)
     followers = [asyncio.ensure_future(follow()) for follow in assembled.followers]
+    signals = Signals()
     try:
         try:
             server = await serve_aiohttp.start(assembled.app, host=settings.host, port=port)
         except OSError as error:
             raise SettingsError(f"cannot listen at {settings.host}:{port}: {error.strerror}") from error
-        told, hurried = asyncio.Event(), asyncio.Event()
-        _listen_for_signals(told, hurried)
         config = assembled.participant.config
         announce.announce([Listening(config.name, config.role, server.url, os.getpid())], file)
-        await told.wait()
-        draining = asyncio.ensure_future(server.drain())
-        hurrying = asyncio.ensure_future(hurried.wait())
-        await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
-        for waiting in (draining, hurrying):
-            waiting.cancel()
-        await server.stop()
+        await serve_until_terminated(server, signals, callers=callers)
     finally:
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*(close() for close in assembled.closers))
     return 0
-
-
-def _listen_for_signals(told: asyncio.Event, hurried: asyncio.Event) -> None:
-    """Drain at the first signal; hurry at a second SIGINT, which is a person at a terminal.
-
-    A second SIGTERM means nothing: a supervisor and whoever stops the whole Gym may both send one.
-    """
-
-    def interrupted() -> None:
-        (hurried if told.is_set() else told).set()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, told.set)
-    loop.add_signal_handler(signal.SIGINT, interrupted)

@@ -26,6 +26,7 @@ START_TIMEOUT_S = 60.0
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0
 SETTLED_S = 10.0
+CALLER = "agent"
 MAX_LINE = 1_048_576
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,9 @@ class Supervisor:
             return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
         finally:
             await self._stop_all()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # A late second one must not spoil the exit code.
             os.close(self._life)
             os.close(self._death)
 
@@ -132,7 +136,6 @@ class Supervisor:
         assert child.process.stdin is not None
         assert child.process.stdout is not None
         child.process.stdin.write(json.dumps(child.peers).encode() + b"\n")
-        child.process.stdin.close()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await child.process.stdout.readline()
@@ -180,6 +183,7 @@ class Supervisor:
         ]
         for process in alive:
             process.terminate()
+        leaving = asyncio.create_task(self._let_go())
         grace_s = self._loaded.settings.limits.shutdown_grace_ms / 1000 + 10
         try:
             async with asyncio.timeout(grace_s):
@@ -189,6 +193,17 @@ class Supervisor:
                 if process.returncode is None:
                     process.kill()
             await asyncio.gather(*(process.wait() for process in alive))
+        leaving.cancel()
+
+    async def _let_go(self) -> None:
+        """When the agent has ended, tell those that it called, by the end of their standard input."""
+        for child in sorted(self._children, key=lambda child: child.role != CALLER):
+            if child.process is None or child.process.stdin is None:
+                continue
+            if child.role == CALLER:
+                await child.process.wait()
+            else:
+                child.process.stdin.close()
 
     def _listening(self) -> list[Listening]:
         return [child.listening for child in self._children if child.listening is not None]

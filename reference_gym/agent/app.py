@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from aiohttp import web
 from pydantic import Field
 
 from reference_gym.agent.loop import GymAgent, Ways
@@ -18,6 +17,7 @@ from reference_gym.agent.unmanaged import UnmanagedResources, UnmanagedRollout
 from reference_gym.environments.base import Environment
 from reference_gym.model.app import PolicyMessage
 from reference_gym.participant.errors import InvalidRequest
+from reference_gym.participant.exchange import Request
 from reference_gym.participant.state import Policy, RolloutFailure, Start, Success, TaskRefused
 from reference_gym.private import DataPlane, PrivateMessage, read
 
@@ -50,7 +50,7 @@ def add_routes(plane: DataPlane, environments: Mapping[str, Environment], policy
         policy: the way to the policy.
     """
 
-    async def run(request: web.Request, body: Any) -> Any:
+    async def run(request: Request, body: Any) -> Any:
         del request
         message = read(RunMessage, body)
         if message.environment not in environments:

@@ -8,11 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from aiohttp import web
-
 from reference_gym.errors import PeerRefused, PeerUnavailable
 from reference_gym.model.ledger import Ledger
 from reference_gym.participant.errors import InvalidRequest
+from reference_gym.participant.exchange import Request
 from reference_gym.participant.state import Policy
 from reference_gym.peers import Peer
 from reference_gym.ports import PolicyAnswer, PolicyPort, TurnId
@@ -46,7 +45,7 @@ def add_routes(plane: DataPlane, policy: PolicyPort, ledger: Ledger) -> None:
         ledger: whose rows of finished rollouts are freed when the agent says so.
     """
 
-    async def call(request: web.Request, body: Any) -> Any:
+    async def call(request: Request, body: Any) -> Any:
         message = read(CallMessage, body)
         address = Policy(message.policy.base_url, message.policy.model, message.policy.api)
         try:
@@ -61,7 +60,7 @@ def add_routes(plane: DataPlane, policy: PolicyPort, ledger: Ledger) -> None:
             "body": base64.b64encode(answer.body).decode("ascii"),
         }
 
-    async def forget(request: web.Request, body: Any) -> Any:
+    async def forget(request: Request, body: Any) -> Any:
         del body
         turn = required_turn_of(request)
         ledger.forget(turn.rollout_id, turn.attempt)

@@ -245,6 +245,13 @@ class Core:
         self.feed.wake()
         self._wake()
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether a live rollout, an unreleased result, or sessions or rows of rollouts would end with this process."""
+        if self.registry is not None:
+            return bool(self.registry.live) or bool(self.feed.all())
+        return bool(self._store.cut()[0])
+
     # --- moving the machine -------------------------------------------------------------------------------------------
 
     def accept(self, step: Step) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane over HTTP, without a web framework: routes, the order of checks, problem documents.
 
-An adapter (``serve_aiohttp``) turns its framework's request into a ``Request`` and a body, and a ``Response``
+An adapter (``serve_aiohttp``, ``serve_asgi``) turns its request into a ``Request`` and a body, and a ``Response``
 back. Checks come in the order of CKPT-ORDER-001: token; then form (size, media type, JSON, schema, headers); then
 support (501); then the participant's own: incarnation, controller, checkpoint id, arguments, phase.
 """
@@ -9,89 +9,51 @@ support (501); then the participant's own: incarnation, controller, checkpoint i
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
-import jsonschema_rs
-from pydantic import ValidationError
-
 from reference_gym.participant.auth import Token, require_token
 from reference_gym.participant.errors import (
-    AdmissionClosed,
-    Internal,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
     PayloadTooLarge,
-    ProtocolError,
-    Unauthorized,
-    Unavailable,
     Unsupported,
-    UnsupportedMediaType,
     UnsupportedVersion,
 )
-from reference_gym.participant.jsontext import NotJson, decode, encode
-from reference_gym.participant.result import validator
+from reference_gym.participant.exchange import (
+    BYTES_TYPE,
+    Body,
+    Request,
+    Response,
+    read_body,
+    read_caller,
+    read_json,
+    read_message,
+    refusal,
+    require_size,
+    require_type,
+)
+from reference_gym.participant.jsontext import encode
 from reference_gym.participant.service import Caller, Participant
 from spec import wire
-from spec.messages import MESSAGES, Message
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Handler = Callable[[Request, Any], Awaitable[Any]]
+"""A call of the data plane: request and JSON body (None for a GET) in, a JSON value or a ``Response`` out."""
 
-JSON_TYPE = "application/json"
-BYTES_TYPE = "application/octet-stream"
-_ROOT = "/gym-checkpoint/"
+ROOT = "/gym-checkpoint"
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,3})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 _QUERY: Mapping[str, Collection[str]] = {
     "list_rollouts": ("after", "limit", "state"),
     "results": ("after", "limit", "wait_ms"),
 }
 _STATES = frozenset({"running", "parked", "waiting_policy", "restart", "finished", "failed", "released", "retired"})
-_RETRY_AFTER_MS = 1_000
-
-Body = Callable[[], AsyncIterator[bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request: ``path`` as it was sent (percent-encoded), ``headers`` by lower-case name, every value kept."""
-
-    method: str
-    path: str
-    query: str
-    headers: Mapping[str, Sequence[str]]
-
-    def header(self, name: str) -> str | None:
-        """Return a header that may be sent once.
-
-        Raises:
-            InvalidRequest: it was sent more than once.
-        """
-        values = self.headers.get(name.lower(), ())
-        if len(values) > 1:
-            raise InvalidRequest(f"the header {name} is there {len(values)} times")
-        return values[0] if values else None
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """One response: ``body`` is the whole body, or the path of a file that is sent."""
-
-    status: int
-    body: bytes | Path = b""
-    media_type: str = JSON_TYPE
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +130,7 @@ class ControlPlane:
                 response = await self._post(route, request, body)
         except Exception as error:
             response = refusal(error, operation)
-        return self._stamped(response)
+        return stamped(response, self.participant)
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
@@ -179,9 +141,9 @@ class ControlPlane:
             UnsupportedVersion: another major version (CKPT-VER-002).
             NotFound, MethodNotAllowed: nothing is served there, or not so.
         """
-        if not request.path.startswith(_ROOT):
+        if not request.path.startswith(f"{ROOT}/"):
             raise NotFound("there is nothing at this path")
-        version, *segments = request.path[len(_ROOT) :].split("/")
+        version, *segments = request.path[len(ROOT) + 1 :].split("/")
         if version != "v1":
             if _VERSION.fullmatch(version):
                 raise UnsupportedVersion(f"version {version} is not offered here, v1 is")
@@ -215,8 +177,8 @@ class ControlPlane:
 
     async def _put_artifact(self, request: Request, values: Sequence[str], body: Body) -> Response:
         participant = self.participant
-        _require_size(request, participant.config.limits.max_artifact_bytes)
-        _require_type(request, BYTES_TYPE)
+        require_size(request, participant.config.limits.max_artifact_bytes)
+        require_type(request, BYTES_TYPE)
         checkpoint_id, name = _artifact(values)
         caller = read_caller(request)
         upload = participant.begin_upload(caller, checkpoint_id, name)
@@ -268,131 +230,51 @@ class ControlPlane:
         checkpoint_id, name = _artifact(values)
         return Response(200, self.participant.artifact(checkpoint_id, name), BYTES_TYPE)
 
-    def _stamped(self, response: Response) -> Response:
-        headers = {**response.headers, wire.HEADER_INCARNATION: self.participant.incarnation}
-        return Response(response.status, response.body, response.media_type, headers)
 
-
-# --- pieces that the data plane uses as well --------------------------------------------------------------------------
-
-
-async def read_body(request: Request, body: Body, limit: int) -> bytes:
-    """Return the whole body.
-
-    Raises:
-        PayloadTooLarge: it is longer than ``limit`` bytes, whether its length was declared or not.
-        UnsupportedMediaType: it is no JSON.
-    """
-    _require_size(request, limit)
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in body():
-        size += len(piece)
-        if size > limit:
-            raise PayloadTooLarge(f"the body is larger than max_body_bytes {limit}")
-        pieces.append(piece)
-    _require_type(request, JSON_TYPE)
-    return b"".join(pieces)
-
-
-def read_json(data: bytes) -> Any:
-    """Return the JSON value of a body.
-
-    Raises:
-        InvalidRequest: it is not JSON.
-    """
-    try:
-        return decode(data)
-    except NotJson as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-
-
-def read_message(schema: str, request: Request, data: bytes) -> Any:
-    """Return the typed request of a body.
-
-    Raises:
-        InvalidRequest: it is not JSON or does not match its schema; the detail names the first offending field.
-    """
-    value = read_json(data)
-    try:
-        _validator(schema).validate(value)
-        return _message(schema).of(value)
-    except jsonschema_rs.ValidationError as error:
-        where = "/".join(map(str, error.instance_path)) or "the body"
-        raise InvalidRequest(f"{where}: {error.message[:500]}") from error
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidRequest(f"{'/'.join(map(str, fault['loc']))}: {fault['msg'][:500]}") from error
-
-
-def read_caller(request: Request) -> Caller:
-    """Return who calls.
-
-    Raises:
-        InvalidRequest: one of the three headers is missing or malformed (CKPT-ID-032 to CKPT-ID-034).
-    """
-    controller = _required(request, wire.HEADER_CONTROLLER_ID, _NAME)
-    epoch = _required(request, wire.HEADER_CONTROLLER_EPOCH, _EPOCH)
-    incarnation = _required(request, wire.HEADER_EXPECT_INCARNATION, _NAME)
-    return Caller(wire.ControllerPair.of(int(epoch), controller), incarnation)
-
-
-def refusal(error: Exception, operation: str) -> Response:
-    """Return the problem document of whatever went wrong.
+class DataCall:
+    """One call of the data plane.
 
     Args:
-        error: anything; what is no refusal is logged under a reference and told as ``internal``.
-        operation: what was asked for.
+        participant: whose limits hold.
+        token: the bearer token of the data plane; None only for a server on loopback.
+        handler: what answers; the refusals that it raises become problem documents.
+        schema: the name of a schema of the specification that the body must match, e.g. ``probe-request``; the handler
+            then gets the typed message.
     """
-    if not isinstance(error, ProtocolError):
-        reference = secrets.token_hex(4)
-        logger.error("%s failed, reference %s", operation, reference, exc_info=error)
-        error = Internal(f"an unforeseen failure; the log has it under reference {reference}")
-    headers: dict[str, str] = {}
-    problem = error.problem(operation)
-    if (allow := problem.pop("allow", None)) is not None:
-        headers["Allow"] = str(allow)
-    if isinstance(error, AdmissionClosed | Unavailable):
-        problem.setdefault("retry_after_ms", _RETRY_AFTER_MS)
-        headers["Retry-After"] = str(-(-int(problem["retry_after_ms"]) // 1000))
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
-    problem["detail"] = str(problem["detail"]).encode("utf-8", "replace").decode()[:4000]
-    return Response(error.status, encode(problem), wire.PROBLEM_MEDIA_TYPE, headers)
+
+    def __init__(
+        self, participant: Participant, token: str | None, handler: Handler, *, schema: str | None = None
+    ) -> None:
+        self.participant = participant
+        self._token = Token(token) if token is not None else None
+        self._handler = handler
+        self._schema = schema
+
+    async def handle(self, request: Request, body: Body) -> Response:
+        """Answer one request; never raises but for cancellation."""
+        try:
+            require_token(request.header("authorization"), self._token)
+            response = await self._answer(request, body)
+        except Exception as error:
+            response = refusal(error, request.path)
+        return stamped(response, self.participant)
+
+    async def _answer(self, request: Request, body: Body) -> Response:
+        given: Any = None
+        if request.method not in ("GET", "HEAD"):
+            data = await read_body(request, body, self.participant.config.limits.max_body_bytes)
+            given = read_json(data) if self._schema is None else read_message(self._schema, request, data)
+        reply = await self._handler(request, given)
+        return reply if isinstance(reply, Response) else Response(200, encode(reply))
 
 
-@cache
-def _validator(schema: str) -> jsonschema_rs.Validator:
-    return validator(schema)
-
-
-def _message(schema: str) -> type[Message]:
-    return MESSAGES[schema]
+def stamped(response: Response, participant: Participant) -> Response:
+    """Return a response that says of which incarnation it is (CKPT-ID-017)."""
+    return replace(response, headers={**response.headers, wire.HEADER_INCARNATION: participant.incarnation})
 
 
 def _values(pattern: Sequence[str], segments: Sequence[str]) -> list[str]:
     return [unquote(segment) for name, segment in zip(pattern, segments, strict=True) if name == "*"]
-
-
-def _require_size(request: Request, limit: int) -> None:
-    length = request.header("content-length")
-    if length is not None and length.isdecimal() and int(length) > limit:
-        raise PayloadTooLarge(f"the body is larger than {limit} bytes")
-
-
-def _require_type(request: Request, media_type: str) -> None:
-    given = (request.header("content-type") or "").partition(";")[0].strip().lower()
-    if given != media_type:
-        raise UnsupportedMediaType(f"the body must be {media_type}")
-
-
-def _required(request: Request, name: str, form: re.Pattern[str]) -> str:
-    value = request.header(name)
-    if value is None:
-        raise InvalidRequest(f"the header {name} is missing")
-    if not form.fullmatch(value):
-        raise InvalidRequest(f"the header {name} is malformed")
-    return value
 
 
 def _query(request: Request, names: Collection[str]) -> dict[str, str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The routes of a participant in an aiohttp application, and a server of it that drains when it is told to stop.
+"""The routes of a participant in an aiohttp application, and a server of it.
 
 Every error of the application is a problem document, those of the framework included.
 """
@@ -7,18 +7,14 @@ Every error of the application is a problem document, those of the framework inc
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from reference_gym.participant import http
-from reference_gym.participant.auth import Token, require_token
+from reference_gym.participant import exchange, http, serving
+from reference_gym.participant.auth import Token
 from reference_gym.participant.errors import (
     Internal,
     InvalidRequest,
@@ -28,11 +24,9 @@ from reference_gym.participant.errors import (
     ProtocolError,
     UnsupportedMediaType,
 )
-from reference_gym.participant.jsontext import encode
-from reference_gym.participant.machine import EndedAs, Phase
 from reference_gym.participant.service import Participant
+from spec import wire
 
-JsonHandler = Callable[[web.Request, Any], Awaitable[Any]]
 CONTROL_PLANE = web.AppKey("control_plane", http.ControlPlane)
 
 _FRAMEWORK: dict[int, type[ProtocolError]] = {
@@ -55,78 +49,34 @@ def create_app(participant: Participant, *, control_token: str | None) -> web.Ap
     app[CONTROL_PLANE] = plane
 
     async def control(request: web.Request) -> web.StreamResponse:
-        return _answer(await plane.handle(_request(request), request.content.iter_any))
+        return await _send(request, await plane.handle(_request(request), request.content.iter_any))
 
-    app.router.add_route("*", "/gym-checkpoint/{path:.*}", control)
+    async def stamp(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.setdefault(wire.HEADER_INCARNATION, participant.incarnation)
+
+    app.router.add_route("*", f"{http.ROOT}/{{path:.*}}", control)
+    app.on_response_prepare.append(stamp)
     return app
 
 
 def data_plane(
-    participant: Participant, token: str | None, handler: JsonHandler, *, schema: str | None = None
+    participant: Participant, token: str | None, handler: http.Handler, *, schema: str | None = None
 ) -> Handler:
-    """Return a route handler for a JSON call of the data plane.
-
-    Args:
-        participant: whose limits hold.
-        token: the bearer token of the data plane; None only for a server on loopback.
-        handler: gets the request and the JSON body (None for a GET), returns a JSON value or a response of its own; the
-            refusals that it raises become problem documents.
-        schema: the name of a schema of the specification that the body must match, e.g. ``probe-request``; the handler
-            then gets the typed message.
-    """
-    held = Token(token) if token is not None else None
+    """Return a route handler for a JSON call of the data plane; see ``http.DataCall`` for the arguments."""
+    call = http.DataCall(participant, token, handler, schema=schema)
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        given = _request(request)
-        require_token(given.header("authorization"), held)
-        body: Any = None
-        if request.method not in ("GET", "HEAD"):
-            limit = participant.config.limits.max_body_bytes
-            data = await http.read_body(given, request.content.iter_any, limit)
-            body = http.read_json(data) if schema is None else http.read_message(schema, given, data)
-        reply = await handler(request, body)
-        if isinstance(reply, web.StreamResponse):
-            return reply
-        return _answer(http.Response(200, encode(reply)))
+        return await _send(request, await call.handle(_request(request), request.content.iter_any))
 
     return serve
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A listening server: ``url`` is its address, ``port`` the port that it got."""
+class Server(serving.Server):
+    """A server of an aiohttp application."""
 
-    participant: Participant
     runner: web.AppRunner
     listening: asyncio.Server
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """The address without a path."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
-
-    async def drain(self) -> None:
-        """Stop admitting; keep the control plane until a checkpoint is durable or the grace period is nearly over.
-
-        The last part of ``shutdown_grace_ms`` is left for the requests that are under way (CKPT-SEC-018 to -021).
-        """
-        participant = self.participant
-        clock = participant.clock
-        deadline = clock.now() + participant.config.limits.shutdown_grace_ms * 0.8 / 1000
-        participant.begin_draining()
-        earlier = participant.machine.last
-
-        def durable() -> bool:
-            machine = participant.machine
-            ended = machine.last is not earlier and machine.last is not None
-            committed = ended and machine.last is not None and machine.last.ended_as is EndedAs.COMMITTED
-            return committed or machine.phase is Phase.COMMITTED
-
-        while not durable() and await participant.wait_move(deadline):
-            pass
 
     async def stop(self) -> None:
         """Close the sockets, let requests end, stop what runs."""
@@ -144,9 +94,8 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
         port: 0 takes a free one.
     """
     participant = app[CONTROL_PLANE].participant
-    grace = participant.config.limits.shutdown_grace_ms * 0.2 / 1000
     # The access log would cost more than half of the throughput, and paths hold rollout ids.
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=max(0.1, grace))
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=serving.closing_s(participant))
     await runner.setup()
     server = runner.server
     if server is None:
@@ -158,37 +107,7 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
         return made
 
     listening = await asyncio.get_running_loop().create_server(connection, host, port)
-    return Server(participant, runner, listening, host, int(listening.sockets[0].getsockname()[1]))
-
-
-@contextlib.asynccontextmanager
-async def serving(app: web.Application, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Server]:
-    """Serve for as long as the block lasts."""
-    server = await start(app, host=host, port=port)
-    try:
-        yield server
-    finally:
-        await server.stop()
-
-
-async def serve_until_terminated(server: Server) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and stop; a second signal stops at once."""
-    loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    again = asyncio.Event()
-
-    def signalled() -> None:
-        (again if told.is_set() else told).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
-    await told.wait()
-    draining = asyncio.ensure_future(server.drain())
-    stopping = asyncio.ensure_future(again.wait())
-    await asyncio.wait([draining, stopping], return_when=asyncio.FIRST_COMPLETED)
-    for task in (draining, stopping):
-        task.cancel()
-    await server.stop()
+    return Server(participant, host, int(listening.sockets[0].getsockname()[1]), runner, listening)
 
 
 class _Handler(web.RequestHandler):
@@ -202,7 +121,7 @@ class _Handler(web.RequestHandler):
         """Return the refusal and close the connection (CKPT-ERR-008)."""
         super().handle_error(request, status, exc, message)  # It logs, and refuses to answer twice.
         kind = InvalidRequest if status < 500 else Internal
-        response = _answer(http.refusal(kind("this is not HTTP as it is accepted here"), request.method.lower()))
+        response = _answer(exchange.refusal(kind("this is not HTTP as it is accepted here"), request.method.lower()))
         response.force_close()
         return response
 
@@ -218,24 +137,35 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
             raise
         kind = _FRAMEWORK.get(error.status, InvalidRequest if error.status < 500 else ProtocolError)
         reason = error.reason or "the request is refused"
-        return _answer(http.refusal(kind(reason, allow=error.headers.get("Allow")), operation))
+        return _answer(exchange.refusal(kind(reason, allow=error.headers.get("Allow")), operation))
     except Exception as error:
-        return _answer(http.refusal(error, operation))
+        return _answer(exchange.refusal(error, operation))
 
 
-def _request(request: web.Request) -> http.Request:
+def _request(request: web.Request) -> exchange.Request:
     headers: dict[str, list[str]] = {}
     for name, value in request.headers.items():
         headers.setdefault(name.lower(), []).append(value)
     raw = request.rel_url
-    return http.Request(request.method, raw.raw_path, raw.raw_query_string, headers)
+    return exchange.Request(request.method, raw.raw_path, raw.raw_query_string, headers)
 
 
-def _answer(response: http.Response) -> web.StreamResponse:
-    if isinstance(response.body, Path):
-        file = web.FileResponse(response.body, headers=response.headers)
-        file.content_type = response.media_type
-        return file
+async def _send(request: web.Request, response: exchange.Response) -> web.StreamResponse:
+    """Answer a request; a file is sent as it is, without the framework's ranges and compressed siblings."""
+    if not isinstance(response.body, Path):
+        return _answer(response)
+    reply = web.StreamResponse(status=response.status, headers=response.headers)
+    reply.content_type = response.media_type
+    reply.content_length = (await asyncio.to_thread(response.body.stat)).st_size
+    await reply.prepare(request)
+    async for piece in exchange.file_pieces(response.body):
+        await reply.write(piece)
+    await reply.write_eof()
+    return reply
+
+
+def _answer(response: exchange.Response) -> web.Response:
+    assert isinstance(response.body, bytes), "files are sent otherwise"
     headers = dict(response.headers)
     if response.status != 204:
         headers["Content-Type"] = response.media_type

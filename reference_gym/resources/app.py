@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
-from aiohttp import web
 from pydantic import Field
 
 from reference_gym.environments.base import TaskInvalid, VerificationFailed
 from reference_gym.participant.errors import InvalidRequest
+from reference_gym.participant.exchange import Request, Response
 from reference_gym.participant.state import EffectCall
 from reference_gym.ports import ResourcesPort, SessionSpec
 from reference_gym.private import DataPlane, PrivateMessage, read, required_turn_of
@@ -50,7 +51,7 @@ def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
         resources: the sessions.
     """
 
-    async def open_session(request: web.Request, body: Any) -> Any:
+    async def open_session(request: Request, body: Any) -> Any:
         turn, message = required_turn_of(request), read(OpenMessage, body)
         spec = SessionSpec(message.environment, message.task, message.task_digest, message.seed)
         try:
@@ -58,7 +59,7 @@ def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
         except (TaskInvalid, KeyError) as error:
             raise InvalidRequest(f"this session cannot be opened: {error}") from error
 
-    async def effect(request: web.Request, body: Any) -> Any:
+    async def effect(request: Request, body: Any) -> Any:
         turn, message = required_turn_of(request), read(EffectMessage, body)
         return await resources.effect(
             EffectCall(
@@ -72,7 +73,7 @@ def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
             )
         )
 
-    async def verify(request: web.Request, body: Any) -> Any:
+    async def verify(request: Request, body: Any) -> Any:
         turn, message = required_turn_of(request), read(VerifyMessage, body)
         try:
             verdict = await resources.verify(turn.rollout_id, turn.attempt, message.effects_done)
@@ -80,9 +81,10 @@ def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
             return {"failed": str(error), "reward": None, "final": None}
         final = None if verdict.final is None else dict(verdict.final)
         # A reward that is no number of JSON still has to reach the agent: it makes a failure of its own kind there.
-        return web.json_response({"failed": None, "reward": verdict.reward, "final": final})
+        text = json.dumps({"failed": None, "reward": verdict.reward, "final": final})
+        return Response(200, text.encode("ascii"))
 
-    async def close(request: web.Request, body: Any) -> Any:
+    async def close(request: Request, body: Any) -> Any:
         del body
         turn = required_turn_of(request)
         await resources.close(turn.rollout_id, turn.attempt)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
-
 from reference_gym.participant.errors import InvalidRequest
+from reference_gym.participant.exchange import Request
 from reference_gym.participant.state import EffectCall
 from reference_gym.ports import ResourcesPort
 from reference_gym.private import DataPlane
@@ -26,7 +25,7 @@ def add_routes(plane: DataPlane, resources: ResourcesPort) -> None:
         resources: the sessions.
     """
 
-    async def probe(request: web.Request, message: ProbeRequest) -> Any:
+    async def probe(request: Request, message: ProbeRequest) -> Any:
         del request
         if not message.request_id.startswith(f"{message.rollout_id}/{message.turn}/"):
             raise InvalidRequest("request_id does not begin with rollout_id and turn")

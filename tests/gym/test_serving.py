@@ -82,6 +82,39 @@ async def test_sigterm_with_an_open_long_poll_ends_with_0(processes: str, tmp_pa
         await asyncio.gather(poll, return_exceptions=True)
 
 
+@pytest.mark.parametrize("processes", FORMS)
+async def test_sigterm_of_an_idle_gym_waits_for_nothing(processes: str, tmp_path: Path) -> None:
+    """CKPT-SEC-020: right after the announcement, with minutes of grace, every process ends and the exit code is 0."""
+    gym = RunningGym(tmp_path, processes, limits={"shutdown_grace_ms": 600_000})
+    try:
+        await gym.start()
+        assert 0 == await gym.term()
+        assert not any(alive(pid) for pid in gym.pids)
+    finally:
+        await gym.close()
+
+
+async def test_a_terminated_gym_of_three_takes_one_more_snapshot(tmp_path: Path) -> None:
+    """CKPT-SEC-020: while a rollout lives the idle model server stays as well; when all are durable the Gym ends."""
+    async with gym_at(tmp_path, "three", limits={"shutdown_grace_ms": 600_000}) as gym, PolicyStub([]) as policy:
+        policy.hold("r", 1)
+        await gym.begin_rollout("r", task_of(), policy.address)
+        await until(lambda: policy.asked, "the policy was asked")
+        assert gym.process is not None
+        gym.process.terminate()
+
+        async def drains() -> bool:
+            return all([(await gym.raw(role, "GET", "/checkpoint"))["draining"] for role in gym.roles])
+
+        await until_async(drains, "all of them drain")
+        checkpoint_id = gym.next_id()
+        assert all(reply["ready"] for reply in (await gym.prepare(checkpoint_id)).values())
+        await gym.commit(checkpoint_id)
+        policy.release("r", 1)
+        async with asyncio.timeout(BOUND_S):
+            assert 0 == await gym.process.wait()
+
+
 async def serves(gym: RunningGym) -> bool:
     """Whether the Gym answers."""
     return bool((await gym.raw("agent", "GET", "/checkpoint"))["phase"] == "idle")

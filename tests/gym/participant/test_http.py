@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ import jsonschema_rs
 import pytest
 
 import spec
-from reference_gym.participant import Limits, serve_aiohttp
+from reference_gym.participant import Limits, serve_aiohttp, serve_asgi, serve_uvicorn, serving
+from reference_gym.participant.exchange import Request
+from reference_gym.participant.http import DataCall
 from reference_gym.participant.result import validator
 from spec import wire
-from tests.gym.participant.kit import RUN, Gym, start_item, until
+from tests.gym.participant.kit import RUN, Counter, Gym, MovedClock, start_item, until
 
 TOKEN = "control-secret"
 DATA_TOKEN = "data-secret"
@@ -31,7 +33,7 @@ PREFIX = wire.PREFIX
 class Client:
     """A client that speaks raw bodies, and checks of every reply what holds for all of them."""
 
-    def __init__(self, gym: Gym, session: aiohttp.ClientSession, server: serve_aiohttp.Server) -> None:
+    def __init__(self, gym: Gym, session: aiohttp.ClientSession, server: serving.Server) -> None:
         self.gym = gym
         self.session = session
         self.server = server
@@ -72,25 +74,48 @@ class Client:
         return str(problem["code"])
 
 
-@contextlib.asynccontextmanager
-async def served(root: Path, **more: Any) -> AsyncIterator[Client]:
-    """Serve a Gym on a free port."""
-    more.setdefault("limits", Limits(max_body_bytes=20_000, max_batch=10, shutdown_grace_ms=500))
-    gym = Gym(root, **more)
+Served = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
+
+
+@pytest.fixture(params=["aiohttp", "asgi"])
+def served(request: pytest.FixtureRequest) -> Served:
+    """Return what serves a Gym on a free port, in each world."""
+
+    @contextlib.asynccontextmanager
+    async def serve(root: Path, **more: Any) -> AsyncIterator[Client]:
+        more.setdefault("limits", Limits(max_body_bytes=20_000, max_batch=10, shutdown_grace_ms=500))
+        gym = Gym(root, **more)
+        async with await WORLDS[request.param](gym) as server, aiohttp.ClientSession(server.url) as session:
+            yield Client(gym, session, server)
+
+    return serve
+
+
+async def echo(_request: Request, body: Any) -> Any:
+    """Answer with the body: a call of the data plane."""
+    return {"echo": body}
+
+
+async def on_aiohttp(gym: Gym) -> serving.Server:
+    """Serve a Gym and a call of the data plane with aiohttp."""
     app = serve_aiohttp.create_app(gym.participant, control_token=TOKEN)
+    app.router.add_post("/data", serve_aiohttp.data_plane(gym.participant, DATA_TOKEN, echo))
+    return await serve_aiohttp.start(app)
 
-    async def effect(request: Any, body: Any) -> Any:
-        return {"echo": body}
 
-    app.router.add_post("/data", serve_aiohttp.data_plane(gym.participant, DATA_TOKEN, effect))
-    async with serve_aiohttp.serving(app) as server, aiohttp.ClientSession(server.url) as session:
-        yield Client(gym, session, server)
+async def on_asgi(gym: Gym) -> serving.Server:
+    """Serve a Gym and a call of the data plane as an ASGI application on uvicorn."""
+    app = serve_asgi.create_app(gym.participant, control_token=TOKEN)
+    app.add("POST", "/data", DataCall(gym.participant, DATA_TOKEN, echo))
+    return await serve_uvicorn.start(app, gym.participant)
 
+
+WORLDS: dict[str, Callable[[Gym], Awaitable[serving.Server]]] = {"aiohttp": on_aiohttp, "asgi": on_asgi}
 
 PREPARE = {"checkpoint_id": "1-1", "run_id": RUN, "timeout_ms": 1_000, "lease_ms": 60_000}
 
 
-async def test_every_reply_matches_its_schema(tmp_path: Path) -> None:
+async def test_every_reply_matches_its_schema(served: Served, tmp_path: Path) -> None:
     """Each operation once, over the wire; every reply is what its schema says."""
     async with served(tmp_path) as client:
 
@@ -177,7 +202,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:40]))
-async def test_malformed_bodies_are_refused_and_change_nothing(tmp_path: Path, body: bytes) -> None:
+async def test_malformed_bodies_are_refused_and_change_nothing(served: Served, tmp_path: Path, body: bytes) -> None:
     """CKPT-ERR-006: duplicate keys, NaN, surrogates, deep nesting, other types, unknown fields, beyond bounds."""
     async with served(tmp_path) as client:
         before = client.gym.status
@@ -201,14 +226,14 @@ async def test_malformed_bodies_are_refused_and_change_nothing(tmp_path: Path, b
     ],
     ids=str,
 )
-async def test_missing_and_malformed_headers(tmp_path: Path, changed: dict[str, str | None]) -> None:
+async def test_missing_and_malformed_headers(served: Served, tmp_path: Path, changed: dict[str, str | None]) -> None:
     """CKPT-ID-032 to CKPT-ID-034."""
     async with served(tmp_path) as client:
         assert "invalid_request" == await client.code("POST", "/checkpoint/prepare", PREPARE, **changed)
         assert client.gym.status["controller"] is None
 
 
-async def test_the_first_check_that_fails_answers(tmp_path: Path) -> None:
+async def test_the_first_check_that_fails_answers(served: Served, tmp_path: Path) -> None:
     """CKPT-ORDER-001: each call breaks everything from one check on; nothing before the controller adopts it."""
     async with served(tmp_path, limits=Limits(max_body_bytes=2_000)) as client:
         await client.call("POST", "/checkpoint/abort", {"checkpoint_id": "1-5", "timeout_ms": 0})
@@ -243,7 +268,7 @@ async def test_the_first_check_that_fails_answers(tmp_path: Path) -> None:
             assert {"id": "rl", "epoch": 1} == client.gym.status["controller"]
 
 
-async def test_errors_of_the_framework_are_problem_documents(tmp_path: Path) -> None:
+async def test_errors_of_the_framework_are_problem_documents(served: Served, tmp_path: Path) -> None:
     """CKPT-ERR-008: 404, 405 with Allow, 415, an unknown version, paths outside of the prefix, the data plane."""
     async with served(tmp_path) as client:
         assert "not_found" == await client.code("GET", "/nothing")
@@ -274,12 +299,14 @@ async def test_errors_of_the_framework_are_problem_documents(tmp_path: Path) -> 
     [
         b"NONSENSE\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nbad header\r\n\r\n",
-        b"GET /" + 9_000 * b"x" + b" HTTP/1.1\r\n\r\n",
+        b"GET /" + 100_000 * b"x" + b" HTTP/1.1\r\n\r\n",
         b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
     ],
     ids=["no HTTP", "a bad header", "a long line", "a bad length"],
 )
-async def test_what_is_not_even_http_is_refused_with_a_problem_document(tmp_path: Path, sent: bytes) -> None:
+async def test_what_is_not_even_http_is_refused_with_a_problem_document(
+    served: Served, tmp_path: Path, sent: bytes
+) -> None:
     """CKPT-ERR-007: also below the routes; the server goes on."""
     async with served(tmp_path) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
@@ -293,7 +320,7 @@ async def test_what_is_not_even_http_is_refused_with_a_problem_document(tmp_path
         assert (await client.call("GET", "/checkpoint"))[0] == 200
 
 
-async def test_each_plane_has_its_own_token(tmp_path: Path) -> None:
+async def test_each_plane_has_its_own_token(served: Served, tmp_path: Path) -> None:
     """CKPT-SEC-001: missing, of another plane, or another scheme: unauthorized, with WWW-Authenticate."""
     async with served(tmp_path) as client:
         for value in (
@@ -316,7 +343,9 @@ async def test_each_plane_has_its_own_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("beyond", "expected"), [(-1, 200), (0, 200), (1, 413)])
-async def test_bodies_around_the_limit(tmp_path: Path, beyond: int, expected: int, *, chunked: bool) -> None:
+async def test_bodies_around_the_limit(
+    served: Served, tmp_path: Path, beyond: int, expected: int, *, chunked: bool
+) -> None:
     """C71: limit − 1 and limit are accepted, limit + 1 is refused in the error form, chunked and not."""
     async with served(tmp_path) as client:
         text = json.dumps({"receipts": []}).encode()
@@ -335,7 +364,7 @@ async def test_bodies_around_the_limit(tmp_path: Path, beyond: int, expected: in
         assert (await client.call("GET", "/checkpoint"))[0] == 200, "the server goes on"
 
 
-async def test_an_operation_reaches_its_end_although_the_client_has_gone(tmp_path: Path) -> None:
+async def test_an_operation_reaches_its_end_although_the_client_has_gone(served: Served, tmp_path: Path) -> None:
     """C33: TCP is dropped while a prepare waits for a tool; the participant is prepared when the tool has ended."""
     async with served(tmp_path) as client:
         gym = client.gym
@@ -357,7 +386,7 @@ async def test_an_operation_reaches_its_end_although_the_client_has_gone(tmp_pat
         await until(lambda: gym.participant.machine.serving == 0)
 
 
-async def test_operations_of_what_is_not_owned_or_not_offered(tmp_path: Path) -> None:
+async def test_operations_of_what_is_not_owned_or_not_offered(served: Served, tmp_path: Path) -> None:
     """CKPT-DISC-004, CKPT-ERR-026: not_found for rollouts of a session owner, unsupported for a profile not listed."""
     async with served(tmp_path, rollouts=False, profiles=("results",)) as client:
         assert ["sessions"] == (await client.call("GET", "/capabilities"))[1]["owns"]
@@ -370,7 +399,7 @@ async def test_operations_of_what_is_not_owned_or_not_offered(tmp_path: Path) ->
         assert "feed" not in (await client.call("GET", "/checkpoint"))[1]
 
 
-async def test_a_snapshot_travels_over_http(tmp_path: Path) -> None:
+async def test_a_snapshot_travels_over_http(served: Served, tmp_path: Path) -> None:
     """CKPT-ART-001 to -011: fetched from one participant, put to another, restored there."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -414,29 +443,17 @@ async def test_a_snapshot_travels_over_http(tmp_path: Path) -> None:
         assert not list((tmp_path / "two").glob("uploads/*"))
 
 
-async def test_draining_ends_long_polls_and_keeps_the_control_plane(tmp_path: Path) -> None:
+async def test_draining_ends_long_polls_and_keeps_the_control_plane(served: Served, tmp_path: Path) -> None:
     """CKPT-SEC-018 to -022: starts are not admitted, a restore is unavailable, a commit still becomes durable."""
     async with served(tmp_path, limits=Limits(shutdown_grace_ms=20_000)) as client:
         gym = client.gym
+        await gym.start("live")
         polling = asyncio.ensure_future(client.call("GET", "/results?wait_ms=30000"))
         await asyncio.sleep(0)
         draining = asyncio.ensure_future(client.server.drain())
         assert [] == (await polling)[1]["results"]
         assert ["admission_closed"] == await gym.start("a")
-        status, problem = await client.call(
-            "POST",
-            "/checkpoint/restore",
-            {
-                "checkpoint_id": "1-1",
-                "run_id": RUN,
-                "source": None,
-                "rollouts": [],
-                "results": [],
-                "fences": [],
-                "timeout_ms": 0,
-                "lease_ms": 1_000,
-            },
-        )
+        status, problem = await client.call("POST", "/checkpoint/restore", RESET | {"checkpoint_id": "1-1"})
         assert (503, "unavailable") == (status, problem["code"])
         assert not draining.done()
         await gym.prepare("1-1")
@@ -444,52 +461,131 @@ async def test_draining_ends_long_polls_and_keeps_the_control_plane(tmp_path: Pa
         await asyncio.wait_for(draining, 5)
 
 
+RESET = {
+    "run_id": RUN,
+    "source": None,
+    "rollouts": [],
+    "results": [],
+    "fences": [],
+    "timeout_ms": 0,
+    "lease_ms": 1_000,
+}
+
+
+async def test_draining_ends_when_there_is_nothing_left_to_lose(tmp_path: Path) -> None:
+    """CKPT-SEC-020: kept by a live rollout, its unreleased result, an open checkpoint; by nothing else."""
+    clock = MovedClock()
+    gym = Gym(tmp_path, clock=clock, limits=Limits(shutdown_grace_ms=600_000))
+    await gym.start("a")
+    draining = asyncio.ensure_future(serving.drain(gym.participant))
+    await clock.advance(1)
+    assert not draining.done(), "a rollout is live"
+    (receipt,) = await gym.finish("a")
+    await clock.advance(1)
+    assert not draining.done(), "a result is unreleased"
+    await gym.prepare("1-2")
+    assert ["released"] == await gym.acks(receipt)
+    await clock.advance(1)
+    assert not draining.done(), "a checkpoint is open"
+    await gym.abort("1-2")
+    await clock.advance(1)
+    assert draining.done()
+    await serving.drain(Gym(tmp_path).participant)
+
+
+async def test_draining_ends_with_the_grace(tmp_path: Path) -> None:
+    """CKPT-SEC-020: four fifths of it, whatever is still held."""
+    clock = MovedClock()
+    gym = Gym(tmp_path, clock=clock, limits=Limits(shutdown_grace_ms=10_000))
+    await gym.start("a")
+    draining = asyncio.ensure_future(serving.drain(gym.participant))
+    await clock.advance(0)
+    await clock.advance(7.9)
+    assert not draining.done()
+    await clock.advance(0.2)
+    assert draining.done()
+
+
+async def test_who_is_called_stays_for_as_long_as_its_callers(tmp_path: Path) -> None:
+    """CKPT-SEC-020: without a session it waits for the agent as well; what the agent leaves behind holds nothing."""
+    clock = MovedClock()
+    gym = Gym(tmp_path, clock=clock, rollouts=False, limits=Limits(shutdown_grace_ms=600_000))
+    callers = [True]
+    draining = asyncio.ensure_future(serving.drain(gym.participant, lambda: callers[0]))
+    await clock.advance(1)
+    assert not draining.done()
+    await gym.sessions.open("a", 0, "counter", "task", Counter(gym.world))
+    assert gym.participant.holds_work
+    callers[0] = False
+    await clock.advance(1)
+    assert draining.done()
+
+
 SCRIPT = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
-from reference_gym.participant import Limits, serve_aiohttp
+from reference_gym.participant import Limits, serving
+from tests.gym.participant import test_http
 from tests.gym.participant.kit import Gym
 
 async def main():
-    gym = Gym(Path(sys.argv[1]), limits=Limits(shutdown_grace_ms=1_000))
-    server = await serve_aiohttp.start(serve_aiohttp.create_app(gym.participant, control_token="control-secret"))
+    gym = Gym(Path(sys.argv[1]), limits=Limits(shutdown_grace_ms=int(sys.argv[3])))
+    signals = serving.Signals()
+    server = await test_http.WORLDS[sys.argv[2]](gym)
+    if sys.argv[4] == "busy":
+        await gym.start("a")
     print(server.port, flush=True)
-    await serve_aiohttp.serve_until_terminated(server)
+    await serving.serve_until_terminated(server, signals)
 
 asyncio.run(main())
 """
 
 
-async def test_sigterm_ends_the_process_within_its_grace(tmp_path: Path) -> None:
-    """C70: with an open long poll and an idle connection the process ends with exit code 0 in time."""
-    root = Path(spec.__file__).parents[1]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        SCRIPT,
-        str(tmp_path),
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+@contextlib.asynccontextmanager
+async def process(
+    root: Path, world: str, grace_ms: int, how: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Serve a Gym in a process of its own; yields it and its address."""
+    top = Path(spec.__file__).parents[1]
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SCRIPT, str(root), world, str(grace_ms), how),
+        cwd=top,
+        env={**os.environ, "PYTHONPATH": str(top)},
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        assert process.stdout is not None
-        port = int(await asyncio.wait_for(process.stdout.readline(), 30))
-        async with aiohttp.ClientSession(
-            f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {TOKEN}"}
-        ) as session:
-            polling = asyncio.ensure_future(session.get(f"{PREFIX}/results?wait_ms=30000"))
-            async with session.get(f"{PREFIX}/checkpoint") as reply:
-                assert not (await reply.json())["draining"]
-            process.send_signal(signal.SIGTERM)
-            async with await polling as reply:
-                assert 200 == reply.status
-            async with session.get(f"{PREFIX}/checkpoint") as reply:
-                assert (await reply.json())["draining"], "the control plane is kept"
-            started = asyncio.get_running_loop().time()
-            assert 0 == await asyncio.wait_for(process.wait(), 10)
-            assert asyncio.get_running_loop().time() - started < 5
+        assert started.stdout is not None
+        yield started, f"http://127.0.0.1:{int(await asyncio.wait_for(started.stdout.readline(), 30))}"
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+async def test_sigterm_ends_the_process_within_its_grace(tmp_path: Path, world: str) -> None:
+    """C70: with a live rollout, an open long poll and an idle connection it ends with exit code 0 in time."""
+    authorized = {"Authorization": f"Bearer {TOKEN}"}
+    async with (
+        process(tmp_path, world, 1_000, "busy") as (gym, url),
+        aiohttp.ClientSession(url, headers=authorized) as session,
+    ):
+        polling = asyncio.ensure_future(session.get(f"{PREFIX}/results?wait_ms=30000"))
+        async with session.get(f"{PREFIX}/checkpoint") as reply:
+            assert not (await reply.json())["draining"]
+        gym.send_signal(signal.SIGTERM)
+        async with await polling as reply:
+            assert 200 == reply.status
+        async with session.get(f"{PREFIX}/checkpoint") as reply:
+            assert (await reply.json())["draining"], "the control plane is kept"
+        started = asyncio.get_running_loop().time()
+        assert 0 == await asyncio.wait_for(gym.wait(), 10)
+        assert asyncio.get_running_loop().time() - started < 5
+
+
+@pytest.mark.parametrize("world", WORLDS)
+async def test_sigterm_with_nothing_to_lose_ends_the_process_at_once(tmp_path: Path, world: str) -> None:
+    """CKPT-SEC-020, -025: right after it has said where it listens, with minutes of grace: it ends with 0 now."""
+    async with process(tmp_path, world, 600_000, "idle") as (gym, _):
+        gym.send_signal(signal.SIGTERM)
+        assert 0 == await asyncio.wait_for(gym.wait(), 20)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One exchange over HTTP, whatever serves it: request, response, how a body is read, and problem documents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+from pydantic import ValidationError
+
+from reference_gym.participant.core import Caller
+from reference_gym.participant.errors import (
+    AdmissionClosed,
+    Internal,
+    InvalidRequest,
+    PayloadTooLarge,
+    ProtocolError,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from reference_gym.participant.jsontext import NotJson, decode, encode
+from reference_gym.participant.result import validator
+from spec import wire
+from spec.messages import MESSAGES, Message
+
+logger = logging.getLogger(__name__)
+
+JSON_TYPE = "application/json"
+BYTES_TYPE = "application/octet-stream"
+PIECE = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_EPOCH = re.compile(r"[1-9][0-9]{0,14}")
+_RETRY_AFTER_MS = 1_000
+
+Body = Callable[[], AsyncIterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: ``path`` as it was sent (percent-encoded), ``headers`` by lower-case name, every value kept."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, Sequence[str]]
+
+    def header(self, name: str) -> str | None:
+        """Return a header that may be sent once.
+
+        Raises:
+            InvalidRequest: it was sent more than once.
+        """
+        values = self.headers.get(name.lower(), ())
+        if len(values) > 1:
+            raise InvalidRequest(f"the header {name} is there {len(values)} times")
+        return values[0] if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response: ``body`` is the whole body, or the path of a file that is sent."""
+
+    status: int
+    body: bytes | Path = b""
+    media_type: str = JSON_TYPE
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+async def read_body(request: Request, body: Body, limit: int) -> bytes:
+    """Return the whole body.
+
+    Raises:
+        PayloadTooLarge: it is longer than ``limit`` bytes, whether its length was declared or not.
+        UnsupportedMediaType: it is no JSON.
+    """
+    require_size(request, limit)
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in body():
+        size += len(piece)
+        if size > limit:
+            raise PayloadTooLarge(f"the body is larger than max_body_bytes {limit}")
+        pieces.append(piece)
+    require_type(request, JSON_TYPE)
+    return b"".join(pieces)
+
+
+async def file_pieces(path: Path) -> AsyncIterator[bytes]:
+    """Yield the bytes of a file as they are, in pieces of at most ``PIECE`` bytes; the first one may be empty."""
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        piece = await asyncio.to_thread(file.read, PIECE)
+        yield piece
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            yield piece
+    finally:
+        await asyncio.to_thread(file.close)
+
+
+def read_json(data: bytes) -> Any:
+    """Return the JSON value of a body.
+
+    Raises:
+        InvalidRequest: it is not JSON.
+    """
+    try:
+        return decode(data)
+    except NotJson as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+
+
+def read_message(schema: str, request: Request, data: bytes) -> Any:
+    """Return the typed request of a body.
+
+    Raises:
+        InvalidRequest: it is not JSON or does not match its schema; the detail names the first offending field.
+    """
+    value = read_json(data)
+    try:
+        _validator(schema).validate(value)
+        return _message(schema).of(value)
+    except jsonschema_rs.ValidationError as error:
+        where = "/".join(map(str, error.instance_path)) or "the body"
+        raise InvalidRequest(f"{where}: {error.message[:500]}") from error
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise InvalidRequest(f"{'/'.join(map(str, fault['loc']))}: {fault['msg'][:500]}") from error
+
+
+def read_caller(request: Request) -> Caller:
+    """Return who calls.
+
+    Raises:
+        InvalidRequest: one of the three headers is missing or malformed (CKPT-ID-032 to CKPT-ID-034).
+    """
+    controller = _required(request, wire.HEADER_CONTROLLER_ID, _NAME)
+    epoch = _required(request, wire.HEADER_CONTROLLER_EPOCH, _EPOCH)
+    incarnation = _required(request, wire.HEADER_EXPECT_INCARNATION, _NAME)
+    return Caller(wire.ControllerPair.of(int(epoch), controller), incarnation)
+
+
+def refusal(error: Exception, operation: str) -> Response:
+    """Return the problem document of whatever went wrong.
+
+    Args:
+        error: anything; what is no refusal is logged under a reference and told as ``internal``.
+        operation: what was asked for.
+    """
+    if not isinstance(error, ProtocolError):
+        reference = secrets.token_hex(4)
+        logger.error("%s failed, reference %s", operation, reference, exc_info=error)
+        error = Internal(f"an unforeseen failure; the log has it under reference {reference}")
+    headers: dict[str, str] = {}
+    problem = error.problem(operation)
+    if (allow := problem.pop("allow", None)) is not None:
+        headers["Allow"] = str(allow)
+    if isinstance(error, AdmissionClosed | Unavailable):
+        problem.setdefault("retry_after_ms", _RETRY_AFTER_MS)
+        headers["Retry-After"] = str(-(-int(problem["retry_after_ms"]) // 1000))
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    problem["detail"] = str(problem["detail"]).encode("utf-8", "replace").decode()[:4000]
+    return Response(error.status, encode(problem), wire.PROBLEM_MEDIA_TYPE, headers)
+
+
+def require_size(request: Request, limit: int) -> None:
+    """Refuse a body whose declared length is beyond ``limit`` bytes; raises ``PayloadTooLarge``."""
+    length = request.header("content-length")
+    if length is not None and length.isdecimal() and int(length) > limit:
+        raise PayloadTooLarge(f"the body is larger than {limit} bytes")
+
+
+def require_type(request: Request, media_type: str) -> None:
+    """Refuse a body of another media type; raises ``UnsupportedMediaType``."""
+    given = (request.header("content-type") or "").partition(";")[0].strip().lower()
+    if given != media_type:
+        raise UnsupportedMediaType(f"the body must be {media_type}")
+
+
+def _required(request: Request, name: str, form: re.Pattern[str]) -> str:
+    value = request.header(name)
+    if value is None:
+        raise InvalidRequest(f"the header {name} is missing")
+    if not form.fullmatch(value):
+        raise InvalidRequest(f"the header {name} is malformed")
+    return value
+
+
+@cache
+def _validator(schema: str) -> jsonschema_rs.Validator:
+    return validator(schema)
+
+
+def _message(schema: str) -> type[Message]:
+    return MESSAGES[schema]
