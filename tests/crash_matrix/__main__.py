@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tests.crash_matrix import report
 from tests.crash_matrix.cells import Cell, every_cell, part, seeded
+from tests.crash_matrix.forks import ForkServer, fork_server
+from tests.crash_matrix.judge import Bodies
 from tests.crash_matrix.story import Verdict, run_cell, uninterrupted
 
 
@@ -47,21 +49,33 @@ async def _run(
 ) -> None:
     if not cells:
         return
-    yardstick = await uninterrupted(_fresh(directory / "uninterrupted"))
-    queue = list(reversed(cells))
+    async with fork_server() as forks:
+        yardstick = await uninterrupted(forks, _fresh(directory / "uninterrupted"))
+        queue = list(reversed(cells))
+        workers = (_work(queue, forks, directory, yardstick, record, end, output, keep=keep) for _ in range(jobs))
+        await asyncio.gather(*workers)
 
-    async def worker() -> None:
-        while queue and time.monotonic() < end:
-            cell = queue.pop()
-            place = _fresh(directory / cell.name.replace(":", "_"))
-            verdict = await run_cell(cell, place, yardstick)
-            record.add(verdict)
-            _say(verdict, len(queue))
-            if keep and verdict.outcome != "held":
-                shutil.copytree(place, output / "crash-matrix" / place.name, dirs_exist_ok=True)
-            shutil.rmtree(place, ignore_errors=True)
 
-    await asyncio.gather(*(worker() for _ in range(jobs)))
+async def _work(
+    queue: list[Cell],
+    forks: ForkServer,
+    directory: Path,
+    yardstick: Bodies,
+    record: report.Record,
+    end: float,
+    output: Path,
+    *,
+    keep: bool,
+) -> None:
+    while queue and time.monotonic() < end:
+        cell = queue.pop()
+        place = _fresh(directory / cell.name.replace(":", "_"))
+        verdict = await run_cell(forks, cell, place, yardstick)
+        record.add(verdict)
+        _say(verdict, len(queue))
+        if keep and verdict.outcome != "held":
+            shutil.copytree(place, output / "crash-matrix" / place.name, dirs_exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _fresh(directory: Path) -> Path:

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,9 +16,11 @@ from typing import Any
 import aiohttp
 import yaml
 
+from spec import durable
+from tests.crash_matrix.forks import Forked, ForkServer
 from tests.crash_matrix.policy import MatrixPolicy
 from tests.rl.harness import events_of, until
-from tests.rl.processes import TOKENS, Process, start
+from tests.rl.processes import TOKENS
 
 BOUND_S = 60.0
 ROLES = ("agent", "model", "resources")
@@ -46,20 +47,26 @@ class NotReached(Exception):
 class Bench:
     """The processes of one run in one directory.
 
+    The three participants of the Gym are processes with one role each; one that was killed is started again at its
+    port, as a supervisor does.
+
     Args:
+        forks: starts the processes.
         directory: empty at the beginning.
         policy: already served.
         tasks: `tasks` of run.yaml.
         more: further settings of run.yaml.
     """
 
+    forks: ForkServer
     directory: Path
     policy: MatrixPolicy
     tasks: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
-    gym: Process | None = None
-    client: Process | None = None
+    roles: dict[str, Forked] = field(default_factory=dict)
+    client: Forked | None = None
     kills: list[Kill] = field(default_factory=list)
+    listed: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:
@@ -69,13 +76,6 @@ class Bench:
     def prepare(self) -> None:
         """Write the settings of both sides."""
         (self.run_dir / "snapshots").mkdir(parents=True)
-        gym = {
-            "name": "gym",
-            "processes": "three",
-            "storage_roots": ["run/snapshots"],
-            "environments": ["taxi"],
-            "limits": {"shutdown_grace_ms": 200},
-        }
         run = {
             "run_id": "m",
             "run_dir": "run",
@@ -88,39 +88,59 @@ class Bench:
             "recovery": {"reach_s": 45.0, "health_s": 0.2},
             **self.more,
         }
-        (self.directory / "gym.yaml").write_text(yaml.safe_dump(gym))
         (self.directory / "run.yaml").write_text(yaml.safe_dump(run))
+        self._write_gym()
+
+    def _write_gym(self) -> None:
+        ports = dict(zip(ROLES, free_ports(len(ROLES)), strict=True))
+        gym = {
+            "name": "gym",
+            "ports": ports,
+            "peers": {role: f"http://127.0.0.1:{ports[role]}" for role in ROLES[1:]},
+            "storage_roots": ["run/snapshots"],
+            "environments": ["taxi"],
+            "limits": {"shutdown_grace_ms": 200},
+        }
+        (self.directory / "gym.yaml").write_text(yaml.safe_dump(gym))
 
     # --- processes --------------------------------------------------------------------------------------------
 
     async def start_gym(self) -> None:
-        """Start the Gym and wait until it announces itself."""
-        announce = self.directory / "announce.json"
-        announce.unlink(missing_ok=True)
-        arguments = ("serve", "--config", "gym.yaml", "--announce", "announce.json")
-        gym = await start(self.directory, "reference_gym.cli", *arguments)
-        self.gym = gym
-        await until(lambda: announce.exists() or gym.process.returncode is not None, "the Gym announces itself", 30)
-        assert gym.process.returncode is None, gym.output.read_text()[-2000:]
+        """Start what is missing of the Gym, and wait until it announces itself."""
+        if not self.roles:
+            self._write_gym()
+        for role in ROLES:
+            if role not in self.roles:
+                self._announced(role).unlink(missing_ok=True)
+                arguments = ("serve", "--config", "gym.yaml", "--role", role, "--announce", f"{role}.json")
+                name = "reference_gym.cli"
+                self.roles[role] = await self.forks.start(self.directory, name, *arguments, environment=TOKENS)
+        for role, process in self.roles.items():
+            await until(
+                lambda role=role, process=process: self._announced(role).exists() or process.returncode is not None,  # type: ignore[misc]
+                f"{role} announces itself",
+                30,
+            )
+            assert process.returncode is None, process.output.read_text()[-2000:]
+        participants = [json.loads(self._announced(role).read_text())["participants"][0] for role in ROLES]
+        durable.publish_file(self.directory / "announce.json", json.dumps({"participants": participants}).encode())
+
+    def _announced(self, role: str) -> Path:
+        return self.directory / f"{role}.json"
 
     async def start_rl(self, *points: str) -> None:
         """Start the RL client, which stops itself at the named points (`name:visit`)."""
-        wanted = {"REFERENCE_RL_FAILPOINT": ",".join(f"{point}:stop" for point in points)} if points else {}
+        environment = TOKENS | {"REFERENCE_RL_FAILPOINT": ",".join(f"{point}:stop" for point in points)}
         arguments = ("run", "--config", "run.yaml")
-        self.client = await start(self.directory, "reference_rl.cli", *arguments, environment=wanted)
-
-    def pids(self) -> dict[str, int]:
-        """Return who announced which process."""
-        announced = json.loads((self.directory / "announce.json").read_text())
-        return {entry["role"]: entry["pid"] for entry in announced["participants"]}
+        self.client = await self.forks.start(self.directory, "reference_rl.cli", *arguments, environment=environment)
 
     def state(self) -> str:
         """Return the state of the RL client as the kernel gives it, `Z` when it has ended."""
         assert self.client is not None
-        if self.client.process.returncode is not None:
+        if self.client.returncode is not None:
             return ENDED
         try:
-            return Path(f"/proc/{self.client.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return Path(f"/proc/{self.client.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return ENDED
 
@@ -143,47 +163,36 @@ class Bench:
             lose_disk: the Gym's own files are gone as well, as with a lost node.
         """
         names = set(victims)
-        assert self.client is not None
-        assert self.gym is not None
-        pids: list[int] = []
-        dead_gym = bool(names & {"gym", "all"})
-        if dead_gym:
-            pids += [self.gym.process.pid, *self.pids().values()]
-        pids += [pid for role, pid in self.pids().items() if role in names]
+        client = self.client
+        assert client is not None
+        dead = {role: process for role, process in self.roles.items() if names & {role, "gym", "all"}}
         dead_rl = bool(names & {"rl", "all"})
-        if dead_rl:
-            pids.append(self.client.process.pid)
         holding = sum(1 for turn in self.policy.highest_asked().values() if turn >= 2) - len(self.saved())
         events = len(events_of(self.run_dir))
         self.kills.append(Kill(time.monotonic(), tuple(sorted(names)), point, events, holding))
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if dead_gym:
-            await self.gym.process.wait()
-            self.gym = None
-            if lose_disk:
-                shutil.rmtree(self.directory / "gym-data", ignore_errors=True)
+        for process in (*dead.values(), *([client] if dead_rl else [])):
+            process.send(signal.SIGKILL)
+        for role, process in dead.items():
+            await process.wait()
+            del self.roles[role]
+        if lose_disk:
+            shutil.rmtree(self.directory / "gym-data", ignore_errors=True)
         if dead_rl:
-            await self.client.process.wait()
+            await client.wait()
             self.client = None
         elif self.state() == STOPPED:
-            os.kill(self.client.process.pid, signal.SIGCONT)
+            client.send(signal.SIGCONT)
 
     async def bring_back(self, *points: str) -> None:
         """Start what is dead."""
-        if self.gym is None:
-            await self.start_gym()
+        await self.start_gym()
         if self.client is None:
             await self.start_rl(*points)
 
     async def close(self) -> None:
         """End everything."""
-        for process in (self.client, self.gym):
+        for process in (self.client, *self.roles.values()):
             if process is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    if process is self.gym:
-                        process.pids += self.pids().values()
                 await process.kill()
 
     # --- what can be seen -------------------------------------------------------------------------------------
@@ -225,3 +234,15 @@ class Bench:
         """Return the end of what the RL client said."""
         path = self.directory / "reference_rl.log"
         return path.read_text()[-1500:] if path.exists() else ""
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback address that nobody listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reference_rl import queries
 from reference_rl.errors import SnapshotDamaged
 from reference_rl.snapshots import Snapshot, SnapshotStore
 from spec import wire
-from tests.crash_matrix.bench import Bench
+from tests.crash_matrix.bench import Bench, Kill
 from tests.rl.harness import results_of
 
 PARTS = ("live", "finished_unreleased", "failed_unreleased", "released", "retired")
@@ -37,6 +37,27 @@ def listed_turns(snapshot: Snapshot) -> dict[str, int]:
     return kept
 
 
+def listed(bench: Bench, checkpoint_id: str) -> dict[str, int]:
+    """Return what :func:`listed_turns` said of a snapshot when it was first asked; retention may remove it later."""
+    if checkpoint_id not in bench.listed:
+        bench.listed[checkpoint_id] = listed_turns(store_of(bench).read(wire.parse_checkpoint_id(checkpoint_id)))
+    return bench.listed[checkpoint_id]
+
+
+def note_restores(bench: Bench) -> None:
+    """Remember what the restored snapshots list, while they are there."""
+    for event in bench.events("restarted", "gym_recovered"):
+        if any_restored(event):
+            listed(bench, event["snapshot"])
+
+
+def _excused(events: Sequence[Mapping[str, Any]], kill: Kill) -> set[str]:
+    """Return the rollouts that failed or became uncertain by themselves after a crash."""
+    later = events[kill.events :]
+    excused = {event["rollout_id"] for event in later if event["event"] in ("retried", "failed")}
+    return excused.union(*(event["rollouts"] for event in later if event["event"] == "restarted_in_place"))
+
+
 def after_a_crash(bench: Bench) -> list[str]:
     """I5: every published snapshot is complete."""
     store, found = store_of(bench), []
@@ -53,12 +74,12 @@ def kept_turns(bench: Bench) -> int:
     restored = [e for e in bench.events("restarted", "gym_recovered") if any_restored(e)]
     if not restored:
         return 0
-    return sum(listed_turns(store_of(bench).read(wire.parse_checkpoint_id(restored[-1]["snapshot"]))).values())
+    return sum(listed(bench, restored[-1]["snapshot"]).values())
 
 
 def regenerated(bench: Bench) -> list[str]:
     """I2: no turn that a restored index lists was asked for again after the crash that led to that restore."""
-    store, found, events = store_of(bench), [], bench.all_events()
+    found, events = [], bench.all_events()
     since = 0  # kills before this one were judged with an earlier event
     for number, event in enumerate(events):
         if event["event"] not in ("restarted", "gym_recovered"):
@@ -67,12 +88,15 @@ def regenerated(bench: Bench) -> list[str]:
         fresh, since = before[since:], len(before)
         if not fresh or not any_restored(event):
             continue
-        kept = listed_turns(store.read(wire.parse_checkpoint_id(event["snapshot"])))
+        kept = listed(bench, event["snapshot"])
+        excused = _excused(events, fresh[0])
         again = sorted(
             {
                 (call.rollout_id, call.turn)
                 for call in bench.policy.calls
-                if call.asked > fresh[0].at and call.turn <= kept.get(call.rollout_id, 0)
+                if call.asked > fresh[0].at
+                and call.turn <= kept.get(call.rollout_id, 0)
+                and call.rollout_id not in excused
             }
         )
         if again:

@@ -16,6 +16,7 @@ from typing import Any
 from tests.crash_matrix import judge
 from tests.crash_matrix.bench import BOUND_S, Bench, NotReached
 from tests.crash_matrix.cells import WORK, Cell
+from tests.crash_matrix.forks import ForkServer
 from tests.crash_matrix.policy import MatrixPolicy, serving
 from tests.rl.harness import until
 
@@ -44,10 +45,10 @@ class Verdict:
     seconds: float = 0.0
 
 
-async def uninterrupted(directory: Path) -> dict[tuple[int, int], Any]:
+async def uninterrupted(forks: ForkServer, directory: Path) -> dict[tuple[int, int], Any]:
     """Return the bodies of the same work without a crash."""
     async with serving(MatrixPolicy()) as policy:
-        bench = Bench(directory, policy, TASKS, MORE)
+        bench = Bench(forks, directory, policy, TASKS, MORE)
         bench.prepare()
         try:
             await bench.start_gym()
@@ -58,12 +59,12 @@ async def uninterrupted(directory: Path) -> dict[tuple[int, int], Any]:
         return {(row["group"], row["sibling"]): row["body"] for row in judge.results_of(bench.run_dir)}
 
 
-async def run_cell(cell: Cell, directory: Path, yardstick: judge.Bodies) -> Verdict:
+async def run_cell(forks: ForkServer, cell: Cell, directory: Path, yardstick: judge.Bodies) -> Verdict:
     """Run one cell and judge it."""
     verdict = Verdict(cell.name)
     began = time.monotonic()
     async with serving(MatrixPolicy(hold_from=dict(FIRST_HOLD))) as policy:
-        bench = Bench(directory, policy, TASKS, MORE)
+        bench = Bench(forks, directory, policy, TASKS, MORE)
         bench.prepare()
         try:
             await _crash(bench, cell)

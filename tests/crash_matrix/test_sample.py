@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A seeded part of the crash matrix, and proof that its judge can say no."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from reference_rl import failpoints
+from tests.crash_matrix import judge, report
+from tests.crash_matrix.bench import Bench, Kill
+from tests.crash_matrix.cells import RESTART, SAVE, VICTIMS, WORK, every_cell, part, sample
+from tests.crash_matrix.forks import fork_server
+from tests.crash_matrix.policy import Call, MatrixPolicy
+from tests.crash_matrix.story import Verdict, run_cell, uninterrupted
+
+SEED = int(os.environ.get("CRASH_MATRIX_SEED", "1"))
+
+
+@pytest.mark.timeout(240)
+async def test_a_crash_of_every_kind_costs_nothing(tmp_path: Path) -> None:
+    """C40, N9, N15: work, save, restart and both kinds of pairs, each with another victim; I1–I8 hold after each."""
+    (tmp_path / "whole").mkdir()
+    async with fork_server() as forks:
+        yardstick = await uninterrupted(forks, tmp_path / "whole")
+        for number, cell in enumerate(sample(SEED)):
+            (tmp_path / str(number)).mkdir()
+            verdict = await run_cell(forks, cell, tmp_path / str(number), yardstick)
+            assert ("held", []) == (verdict.outcome, verdict.violations), cell.name
+
+
+def test_the_matrix_leaves_out_no_point_and_no_victim() -> None:
+    """Every named point is crashed at by every victim, singly; every save step meets every step of a restart."""
+    cells = every_cell()
+    assert failpoints.POINTS == {*WORK, *SAVE, *RESTART}
+    singly = {(cell.first, cell.victim) for cell in cells if cell.second is None}
+    assert singly == {(point, victim) for point in failpoints.POINTS for victim in VICTIMS}
+    pairs = {(cell.first, cell.second) for cell in cells if cell.second is not None}
+    assert pairs == {(a, b) for a in SAVE for b in RESTART}
+    assert len(cells) == len({cell.name for cell in cells})
+    parts = [cell for number in (1, 2, 3) for cell in part(cells, number, 3)]
+    assert sorted(cells, key=str) == sorted(parts, key=str)
+
+
+def bench_with(tmp_path: Path, events: list[dict[str, Any]], calls: list[Call], kills: list[Kill]) -> Bench:
+    """Return a bench that has seen all that already; its only snapshot, 1-1, lists 2 turns of `m_g0_s1`."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    bench = Bench(cast(Any, None), tmp_path, MatrixPolicy(calls=calls), {})
+    bench.kills = kills
+    bench.listed["1-1"] = {"m_g0_s1": 2}
+    return bench
+
+
+RESTARTED = {"event": "restarted", "snapshot": "1-1", "gyms": {"gym": "restored"}, "refused": []}
+PUBLISHED = [{"event": "snapshot_published", "checkpoint_id": name} for name in ("1-1", "1-2")]
+NOW = time.monotonic()
+
+
+@pytest.mark.parametrize(("turn", "violations"), [(3, 0), (2, 1), (1, 1)])
+def test_a_listed_turn_that_is_asked_for_again_is_found(tmp_path: Path, turn: int, violations: int) -> None:
+    """I2: the turn after the listed ones is legal, a listed one is not."""
+    call = Call("m_g0_s1", 1, turn, NOW + 1)
+    bench = bench_with(tmp_path, [RESTARTED], [call], [Kill(NOW, ("all",), "x", 0, 1)])
+    assert violations == len(judge.regenerated(bench))
+
+
+def test_a_turn_asked_for_between_two_crashes_of_one_restart_is_found(tmp_path: Path) -> None:
+    """I2: a restart that was itself cut short has no licence."""
+    kills = [Kill(NOW, ("all",), "x", 0, 1), Kill(NOW + 2, ("rl",), "y", 0, 1)]
+    bench = bench_with(tmp_path, [RESTARTED], [Call("m_g0_s1", 1, 2, NOW + 1)], kills)
+    assert 1 == len(judge.regenerated(bench))
+
+
+def test_a_rollout_that_failed_after_the_cut_may_begin_again(tmp_path: Path) -> None:
+    """I2 excuses what failed by itself after the restore."""
+    retried = {"event": "retried", "rollout_id": "m_g0_s1", "reason": "policy_unavailable"}
+    call = Call("m_g0_s1", 2, 1, NOW + 1)
+    bench = bench_with(tmp_path, [RESTARTED, retried], [call], [Kill(NOW, ("all",), "x", 0, 1)])
+    assert [] == judge.regenerated(bench)
+
+
+def test_an_older_snapshot_than_the_newest_is_found(tmp_path: Path) -> None:
+    """I6: 1-2 was published, 1-1 was restored."""
+    assert 1 == len(judge.newest_was_used(bench_with(tmp_path, [*PUBLISHED, RESTARTED], [], [])))
+
+
+def test_lost_and_doubled_and_differing_samples_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I1, I3, I8, I10 and the accounts: each has its line."""
+    bench = bench_with(tmp_path, [], [], [])
+    row = {"group": 0, "sibling": 0, "rollout_id": "m_g0_s0", "attempt": 0, "body": {"turns": 5}}
+    (tmp_path / "run" / "results.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    monkeypatch.setattr(judge, "_ledger", lambda bench: [])
+    counts = dict.fromkeys(("admitted", *judge.PARTS), 0)
+    good = {"counts": counts, "gate": "open", "phase": "idle"}
+    bad = {"counts": {**counts, "admitted": 1}, "gate": "closed", "phase": "prepared"}
+    yardstick = {(0, 0): {"turns": 4}, (0, 1): {"turns": 5}}
+    found = judge.at_the_end(bench, {"good": good, "bad": bad}, yardstick)
+    assert ["I3", "accounting", "I8", "I1", "I10"] == [text.partition(":")[0] for text in found]
+
+
+def test_a_cell_that_was_not_run_is_no_success(tmp_path: Path) -> None:
+    """Only a matrix in which every cell held has exit code 0; the record survives its process."""
+    cells = every_cell()[:2]
+    record = report.Record(tmp_path / "record.jsonl")
+    out = cast(Any, SimpleNamespace(write=lambda text: None))
+    record.add(Verdict(cells[0].name))
+    assert 1 == report.write(cells, record.verdicts(), tmp_path, out)
+    record.add(Verdict(cells[1].name, "not reached"))
+    assert 1 == report.write(cells, record.verdicts(), tmp_path, out)
+    record.add(Verdict(cells[1].name))
+    assert 0 == report.write(cells, report.Record(tmp_path / "record.jsonl").verdicts(), tmp_path, out)
+    assert 2 == (tmp_path / "crash-matrix.svg").read_text().count(": held</title>")
