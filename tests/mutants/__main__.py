@@ -25,6 +25,7 @@ def main() -> int:
     run.add_argument("--budget", choices=("quick", "default"), default="default")
     run.add_argument("--processes", choices=("one", "three"), default="one", help="the process form of the Gym")
     run.add_argument("--without-machine", action="store_true", help="the checks alone")
+    run.add_argument("--narrow", action="store_true", help="only the checks of what each breaks: a quick look")
     run.add_argument("--seed", type=int, default=1)
     run.add_argument("--timeout", type=float, default=420.0, help="seconds for one run of the suite")
     run.add_argument("--output", type=Path, default=Path("build"))
@@ -49,7 +50,8 @@ def main() -> int:
             jobs=options.jobs,
             budget=options.budget,
             processes=options.processes,
-            machine=not options.without_machine,
+            machine=not (options.without_machine or options.narrow),
+            narrow=options.narrow,
             seed=options.seed,
             timeout_s=options.timeout,
             output=options.output,

@@ -7,6 +7,7 @@ Written: `build/mutants.json` with `mutants, killed, survivors, collateral`, and
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class Plan:
         budget: of the suite.
         processes: the process form of the Gym, `one` or `three`.
         machine: whether the state machine runs too.
+        narrow: whether only the checks of what each mutant breaks run, all of these on the clean Gym; there is no
+            collateral then.
         seed: of the suite.
         timeout_s: how long one run may take, in seconds.
         output: the directory of the reports.
@@ -55,6 +58,7 @@ class Plan:
     budget: str = "default"
     processes: str = "one"
     machine: bool = True
+    narrow: bool = False
     seed: int = 1
     timeout_s: float = 420.0
     output: Path = Path("build")
@@ -86,7 +90,8 @@ def run(plan: Plan) -> int:
         console.print(f"there is no mutant {', '.join(unknown)}")
         return 2
     chosen = [mutant for name, mutant in known.items() if not plan.only or name in plan.only]
-    control, *runs = run_all([CLEAN, *(mutant.name for mutant in chosen)], plan)
+    keys = {mutant.name: mutant.breaks for mutant in chosen}
+    control, *runs = run_all({CLEAN: sorted({*itertools.chain(*keys.values())}), **keys}, plan)
     clean = {finding.check for finding in control.found or ()}
     verdicts = [judge(mutant, found.found or (), clean) for mutant, found in zip(chosen, runs, strict=True)]
     rows = list(zip(chosen, runs, verdicts, strict=True))
@@ -98,17 +103,24 @@ def run(plan: Plan) -> int:
     return 0 if good else 1
 
 
-def run_all(names: Sequence[str], plan: Plan, on_run: Callable[[Run], None] | None = None) -> list[Run]:
-    """Run the suite on each of these Gyms, `jobs` at a time, in their order."""
-    checks = frozenset(registry.all_checks())
+def run_all(breaks: Mapping[str, Sequence[str]], plan: Plan) -> list[Run]:
+    """Run the suite on each of these Gyms, `jobs` at a time, in their order.
+
+    Args:
+        breaks: by name, the requirements whose checks a narrow run is about.
+        plan: how.
+    """
+    checks = registry.all_checks()
+    shown = {key for check in checks.values() for key in check.requirements}
 
     def one(name: str) -> Run:
-        found = run_one(name, plan, checks=checks)
-        (on_run or _progress)(found)
+        selection = [key for key in breaks[name] if key in shown] if plan.narrow else []
+        found = run_one(name, plan, checks=checks, selection=selection)
+        _progress(found)
         return found
 
     with ThreadPoolExecutor(max_workers=max(1, plan.jobs)) as pool:
-        return list(pool.map(one, names))
+        return list(pool.map(one, breaks))
 
 
 def run_one(name: str, plan: Plan, *, checks: Collection[str] = (), selection: Sequence[str] = ()) -> Run:
@@ -187,6 +199,7 @@ def _summary(control: Run, rows: Sequence[tuple[Mutant, Run, Verdict]], plan: Pl
         "budget": plan.budget,
         "processes": plan.processes,
         "machine": plan.machine,
+        "narrow": plan.narrow,
         "seed": plan.seed,
         "clean": {
             "exit_code": control.exit_code,
@@ -209,6 +222,7 @@ def _summary(control: Run, rows: Sequence[tuple[Mutant, Run, Verdict]], plan: Pl
                 "breaks": list(mutant.breaks),
                 "killed": verdict.killed,
                 "killed_by": [told(finding) for finding in verdict.killed_by],
+                "named": any(finding.named & set(mutant.breaks) for finding in verdict.killed_by),
                 "exit_code": found.exit_code,
                 "timed_out": found.exit_code is None,
                 "reported": found.found is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_gym.agent.opentime import OpenTime
+from reference_gym.participant.opentime import OpenTime
 from tests.mutants.seam import wrap
 
 TARGETS = "gate"
