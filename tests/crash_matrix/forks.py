@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import spec
+
 ROOT = Path(__file__).resolve().parents[2]
 READY = "ready"
 COMMANDS = ("reference_gym.cli", "reference_rl.cli")
@@ -132,6 +134,8 @@ def serve() -> None:
     for name in PRELOAD:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    spec.load()
+    spec.load("1.0")  # kept apart from the one above, and asked for in both ways
     ends, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
