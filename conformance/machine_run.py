@@ -295,7 +295,7 @@ class Run:
             return first
         second = self._once(check, story)
         if second.status == "failed":
-            return second
+            return first
         return replace(first, status="flaky", failures=(*first.failures, _passed_once(second)))
 
     def _once(self, check: Check, story: Callable[[Driver], None]) -> Outcome:

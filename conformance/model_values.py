@@ -145,14 +145,14 @@ class Outcome:
     """One answer that the specification allows, and what is true after it.
 
     ``fields`` are the fields of the body that are determined, each with the values that it may have; ``outcomes`` is,
-    for a call with items, what each item gets.
+    for a call with items, what each item may get.
     """
 
     status: int
     code: str | None
     after: State
     fields: Mapping[str, frozenset[Any]] = field(default_factory=dict)
-    outcomes: tuple[str, ...] | None = None
+    outcomes: tuple[frozenset[str], ...] | None = None
 
     def __hash__(self) -> int:
         return hash((self.status, self.code, self.after, self.outcomes))
@@ -164,7 +164,9 @@ class Outcome:
         if self.code is not None and body.get("code") != self.code:
             return False
         if self.outcomes is not None:
-            return [entry.get("outcome") for entry in body.get("outcomes", ())] == list(self.outcomes)
+            given = [entry.get("outcome") for entry in body.get("outcomes", ())]
+            fits = (one in allowed for one, allowed in zip(given, self.outcomes, strict=False))
+            return len(given) == len(self.outcomes) and all(fits)
         return all(body.get(name) in allowed for name, allowed in self.fields.items())
 
     @property
@@ -174,7 +176,7 @@ class Outcome:
             named = "".join(f" {name}={'|'.join(sorted(allowed))}" for name, allowed in self.fields.items())
             return f"{self.status} {self.code}{named}"
         if self.outcomes is not None:
-            return f"{self.status} outcomes {', '.join(self.outcomes)}"
+            return f"{self.status} outcomes {', '.join('|'.join(sorted(one)) for one in self.outcomes)}"
         shown = {name: sorted(map(str, allowed)) for name, allowed in self.fields.items()}
         return f"{self.status} " + " ".join(f"{name}={'|'.join(values)}" for name, values in shown.items())
 

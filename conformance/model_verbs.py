@@ -259,10 +259,18 @@ def retire(state: State, call: Call) -> frozenset[Outcome]:
 def _items(
     state: State, call: Call, one: Callable[[Rollouts, Any], Iterable[tuple[str, Rollouts]]]
 ) -> frozenset[Outcome]:
-    ways: set[tuple[tuple[str, ...], Rollouts]] = {((), state.rollouts)}
+    ways: set[tuple[tuple[frozenset[str], ...], Rollouts]] = {((), state.rollouts)}
     for item in call.items:
-        ways = {((*names, name), left) for names, rollouts in ways for name, left in one(rollouts, item)}
+        ways = {((*names, name), left) for names, rollouts in ways for left, name in _named(one(rollouts, item))}
     return frozenset(Outcome(200, None, replace(state, rollouts=rollouts), outcomes=names) for names, rollouts in ways)
+
+
+def _named(ways: Iterable[tuple[str, Rollouts]]) -> Iterable[tuple[Rollouts, frozenset[str]]]:
+    """Put the outcomes together that leave the same, so that many items do not multiply."""
+    found: dict[Rollouts, frozenset[str]] = {}
+    for name, left in ways:
+        found[left] = found.get(left, frozenset()) | {name}
+    return found.items()
 
 
 VERBS: Mapping[str, Callable[[State, Call], frozenset[Outcome]]] = {

@@ -160,7 +160,6 @@ class ScriptedGym:
                 outcome.code == "deadline_exceeded",
                 ready not in fields.get("ready", {ready}),
                 True not in fields.get("durable", {True}),
-                "pending" in (outcome.outcomes or ()),
                 -len(outcome.after.rollouts.known),
                 repr(outcome.after),
             )
@@ -309,7 +308,8 @@ class ScriptedGym:
     def receipts(self, call: Call, outcome: Outcome) -> Json:
         """Return the entries of an answer to items."""
         entries = []
-        for item, name in zip(call.items, outcome.outcomes or (), strict=True):
+        for item, allowed in zip(call.items, outcome.outcomes or (), strict=True):
+            name = max(allowed)  # `retired` rather than `pending`
             entry: Json = {"rollout_id": item.rollout_id, "outcome": name}
             if not isinstance(item, Retire):
                 entry["attempt"] = item.attempt

@@ -115,7 +115,8 @@ def _last_is_lost(state: State, call: Call, outcome: Outcome) -> Outcome:
 
 def _any_digest(state: State, call: Call, outcome: Outcome) -> Outcome:
     """An ACK with a wrong digest is called released."""
-    names = tuple("released" if name == "mismatch" else name for name in outcome.outcomes or ())
+    wrong = frozenset({"released"})
+    names = tuple(wrong if "mismatch" in name else name for name in outcome.outcomes or ())
     return replace(outcome, outcomes=names) if outcome.outcomes else outcome
 
 

@@ -183,7 +183,7 @@ def test_a_new_rollout_is_started_exactly_while_the_gate_is_open(phase: Phase) -
     for gate in MACHINE.phases[phase]["gate"]:
         outcomes = model.step(state(phase, gate), call("start", items=(Start("new", 0, "task"),)))
         item = MACHINE.cell("start", phase, gate=gate).item
-        assert {(item,)} == {outcome.outcomes for outcome in outcomes}
+        assert {(frozenset({item}),)} == {outcome.outcomes for outcome in outcomes}
 
 
 # --- events ---

@@ -183,13 +183,11 @@ def test_a_repeat_of_an_accepted_call_is_answered_alike(history: list[Move]) -> 
             continue
         again = model.step(after, replace(asked, patient=True))
         if asked.operation in ("start", "ack"):
-            assert "started" not in {name for one in again for name in one.outcomes or ()}
-            assert (
-                "released" not in {name for one in again for name in one.outcomes or ()} or asked.operation == "start"
-            )
-            if outcome.outcomes in (("started",), ("released",)):
-                allowed = REPEATS[asked.operation] | {"already_finished"}
-                assert {name for one in again for name in one.outcomes or ()} <= allowed
+            named = {name for one in again for names in one.outcomes or () for name in names}
+            assert "started" not in named
+            assert "released" not in named or asked.operation == "start"
+            if outcome.outcomes in ((frozenset({"started"}),), (frozenset({"released"}),)):
+                assert named <= REPEATS[asked.operation] | {"already_finished"}
         elif asked.operation in ("commit", "resume", "abort", "restore", "prepare"):
             assert 200 in {one.status for one in again}
 
@@ -254,7 +252,7 @@ def body_of(outcome: Outcome) -> dict[str, Any]:
     shown = {name: sorted(values, key=str)[0] for name, values in outcome.fields.items()}
     if outcome.code is not None:
         return {"code": outcome.code, **shown}
-    return {**shown, "outcomes": [{"outcome": name} for name in outcome.outcomes or ()]}
+    return {**shown, "outcomes": [{"outcome": min(names)} for names in outcome.outcomes or ()]}
 
 
 def answer_of(outcome: Outcome) -> model.Answer:
