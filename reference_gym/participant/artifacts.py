@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reference_gym.participant.config import ParticipantConfig
-from reference_gym.participant.errors import ForbiddenTarget
+from reference_gym.participant.directories import Held, hold
 from reference_gym.participant.jsontext import encode
 from reference_gym.participant.records import Cut, Record
 from reference_gym.participant.result import Finished
@@ -73,37 +73,15 @@ class Target:
     own: set[str] = field(default_factory=set)
 
 
-def confine(path: str, roots: Iterable[Path]) -> Path:
-    """Return the directory that a path names, links followed.
-
-    Args:
-        path: an absolute path, as the controller sent it.
-        roots: the configured roots.
-
-    Raises:
-        ForbiddenTarget: it is no existing directory inside a root (CKPT-ERR-029).
-    """
-    refused = ForbiddenTarget("the path does not resolve to an existing directory inside a configured root")
-    given = Path(path)
-    if not given.is_absolute() or ".." in given.parts or "\0" in path:
-        raise refused
-    try:
-        resolved = given.resolve(strict=True)
-        inside = any(resolved.is_relative_to(root.resolve()) for root in roots)
-        if not inside or not resolved.is_dir():
-            raise refused
-    except (OSError, RuntimeError) as error:
-        raise refused from error
-    return resolved
-
-
 def find_foreign(target: Target) -> str | None:
     """Return the name of an entry in the target that this commit did not write, or None (CKPT-ERR-030).
 
     Raises:
+        ForbiddenTarget: the target is no longer what was resolved.
         OSError: the directory cannot be read.
     """
-    return min((entry.name for entry in target.directory.iterdir() if entry.name not in target.own), default=None)
+    with hold(target.directory) as held:
+        return min((entry.name for entry in held.path.iterdir() if entry.name not in target.own), default=None)
 
 
 def write_cut(
@@ -130,20 +108,23 @@ def write_cut(
 
     Raises:
         WriteStopped: ``stop`` was set before the manifest was published.
-        OSError: writing failed. In both cases what was written has been removed as far as it could be.
+        ForbiddenTarget: the target was replaced meanwhile; nothing was written to what replaced it (CKPT-SEC-011).
+        OSError: writing failed. In all three cases what was written has been removed as far as it could be.
     """
-    _remove_own(target)
-    try:
-        return _write(cut, target, config, owns, run_id, checkpoint_id, durable, stop)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            _remove_own(target)
-        raise
+    with hold(target.directory) as held:
+        _remove_own(target, held)
+        try:
+            return _write(cut, target, held, config, owns, run_id, checkpoint_id, durable, stop)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                _remove_own(target, held)
+            raise
 
 
 def _write(
     cut: Cut,
     target: Target,
+    held: Held,
     config: ParticipantConfig,
     owns: Iterable[str],
     run_id: str,
@@ -163,9 +144,9 @@ def _write(
         lines, records = sources[name]
         target.own.add(name)
         digest = hashlib.sha256()
-        size = durable.write_file(target.directory / name, _watched(lines, digest.update, stop))
+        size = durable.write_file(held.path / name, _watched(lines, digest.update, stop))
         files.append({"name": name, "bytes": size, "digest": f"sha256:{digest.hexdigest()}", "records": records})
-    durable.sync_dir(target.directory)
+    durable.sync_dir(held.path)
     index = files[FILES.index(INDEX)]
     manifest = encode(
         {
@@ -184,7 +165,9 @@ def _write(
     target.own |= {MANIFEST, f".{MANIFEST}.tmp"}
     if stop.is_set():
         raise WriteStopped
-    durable.publish_file(target.directory / MANIFEST, manifest)
+    held.verify()
+    durable.publish_file(held.path / MANIFEST, manifest)
+    held.verify()
     return Written(
         manifest={"name": MANIFEST, "digest": wire.bytes_digest(manifest), "bytes": len(manifest)},
         index={"name": INDEX, "digest": index["digest"], "records": index["records"]},
@@ -302,10 +285,10 @@ def _environments(rows: Iterable[dict[str, Any]], config: ParticipantConfig) -> 
     ]
 
 
-def _remove_own(target: Target) -> None:
+def _remove_own(target: Target, held: Held) -> None:
     """Remove what an unfinished write left; a complete manifest and what it names are never touched."""
-    if (target.directory / MANIFEST).exists():
+    if (held.path / MANIFEST).exists():
         return
     for name in sorted(target.own):
-        (target.directory / name).unlink(missing_ok=True)
+        (held.path / name).unlink(missing_ok=True)
     target.own.clear()

@@ -7,8 +7,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from reference_gym.participant.artifacts import Target, WriteStopped, confine, find_foreign
+from reference_gym.participant.artifacts import Target, WriteStopped, find_foreign
 from reference_gym.participant.committing import Commit, write_error
+from reference_gym.participant.directories import confine
 from reference_gym.participant.errors import (
     InvalidPhase,
     NotFound,

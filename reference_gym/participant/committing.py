@@ -89,6 +89,7 @@ class Writer:
             InsufficientStorage: there is no room (CKPT-ERR-031).
             DeadlineExceeded: it took longer than ``max_write_ms`` (CKPT-COMMIT-030).
             WriteStopped: it was told to stop.
+            ForbiddenTarget: the target was replaced meanwhile.
             Internal: anything else.
         """
         late = False
@@ -116,6 +117,8 @@ class Writer:
             if late:
                 limit = self._config.limits.max_write_ms
                 raise DeadlineExceeded(f"writing took longer than max_write_ms {limit}") from None
+            raise
+        except ProtocolError:
             raise
         except OSError as error:
             raise write_error(error) from error

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from reference_gym.participant.artifacts import FRAME_BYTES, INDEX, MANIFEST, RESULTS, STATE, TOMBSTONES, frame
 from reference_gym.participant.config import ParticipantConfig
+from reference_gym.participant.directories import hold
 from reference_gym.participant.errors import CheckpointCorrupt, StateIncompatible, StateMismatch
 from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.jsontext import NotJson, decode, decode_private
@@ -72,26 +73,30 @@ def read_source(
         CheckpointCorrupt: a file is missing, damaged, no plain file, or cannot be parsed.
         StateIncompatible: another run, another participant, or a state schema that is not read here.
         StateMismatch: another checkpoint.
+        ForbiddenTarget: the directory is no longer what was resolved (CKPT-SEC-011).
         ReadStopped: ``stop`` was set.
     """
-    manifest = _manifest(directory, manifest_digest)
-    _compatible(manifest, config, run_id, checkpoint_id)
-    source = Source(environments={env.name: env.state_version for env in manifest.environments})
-    readers: dict[str, Callable[[bytes], None]] = {
-        STATE: lambda line: _take_state(source, line, wanted),
-        RESULTS: lambda line: _take_result(source, line),
-        TOMBSTONES: lambda line: _take_tombstone(source, line),
-        INDEX: lambda line: _take_index(source, line),
-    }
-    named = {file.name: file for file in manifest.files}
-    for name in readers:
-        if name not in named:
-            raise CheckpointCorrupt(f"{MANIFEST} does not name {name}")
-    for name, file in named.items():
-        take = readers.get(name, lambda _: None)
-        _read(directory / name, file.bytes, file.digest, file.records, take, framed=name != INDEX, stop=stop)
-    if manifest.index.digest != named[INDEX].digest or manifest.index.name != INDEX:
-        raise CheckpointCorrupt(f"{MANIFEST} names two indexes")
+    if not directory.is_dir():
+        raise CheckpointCorrupt(f"{MANIFEST} is missing")
+    with hold(directory) as held:
+        manifest = _manifest(held.path, manifest_digest)
+        _compatible(manifest, config, run_id, checkpoint_id)
+        source = Source(environments={env.name: env.state_version for env in manifest.environments})
+        readers: dict[str, Callable[[bytes], None]] = {
+            STATE: lambda line: _take_state(source, line, wanted),
+            RESULTS: lambda line: _take_result(source, line),
+            TOMBSTONES: lambda line: _take_tombstone(source, line),
+            INDEX: lambda line: _take_index(source, line),
+        }
+        named = {file.name: file for file in manifest.files}
+        for name in readers:
+            if name not in named:
+                raise CheckpointCorrupt(f"{MANIFEST} does not name {name}")
+        for name, file in named.items():
+            take = readers.get(name, lambda _: None)
+            _read(held.path / name, file.bytes, file.digest, file.records, take, framed=name != INDEX, stop=stop)
+        if manifest.index.digest != named[INDEX].digest or manifest.index.name != INDEX:
+            raise CheckpointCorrupt(f"{MANIFEST} names two indexes")
     return source
 
 

@@ -12,10 +12,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from reference_gym.participant.artifacts import confine
 from reference_gym.participant.commits import Commits
 from reference_gym.participant.committing import write_error
 from reference_gym.participant.core import Caller
+from reference_gym.participant.directories import confine
 from reference_gym.participant.errors import (
     DeadlineExceeded,
     InvalidPhase,

@@ -68,8 +68,8 @@ class Staging:
     """
 
     def __init__(self, root: Path) -> None:
-        self._cuts = root / "cuts"
-        self._uploads = root / "uploads"
+        self._cuts = root.resolve() / "cuts"
+        self._uploads = root.resolve() / "uploads"
         for directory in (self._cuts, self._uploads):
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True, mode=0o700)
