@@ -50,20 +50,24 @@ class Restorer:
         self._deadline = deadline - 0.001
         self._stop = threading.Event()
         self._built: list[tuple[Part, Any]] = []
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"restore {request.checkpoint_id}")
+        loop, name = asyncio.get_running_loop(), f"restore {request.checkpoint_id}"
+        # Only the work is ever cancelled, perhaps before its first step; the end that follows it always comes.
+        self._work = loop.create_task(self._restore(), name=name)
+        self._task = loop.create_task(self._finish(), name=f"end of {name}")
 
     def abandon(self) -> None:
         """Cancel the work before its installing step, and answer at once whoever waits for it (CKPT-ABORT-006)."""
         self._stop.set()
-        self._task.cancel()
+        self._work.cancel()
         if not self.outcome.done():
             self.outcome.set_exception(StaleCheckpoint(f"checkpoint {self._request.checkpoint_id} has ended"))
 
-    async def _run(self) -> None:
+    async def _finish(self) -> None:
+        """Wait for the work and bring the restore to its end, whatever became of it."""
         core = self._core
         error: ProtocolError = StaleCheckpoint(f"checkpoint {self._request.checkpoint_id} has ended")
         try:
-            await self._restore()
+            await self._work
         except ProtocolError as refusal:
             error = refusal
         except (asyncio.CancelledError, ReadStopped):

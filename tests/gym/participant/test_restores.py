@@ -455,3 +455,17 @@ def test_a_participant_takes_a_fresh_incarnation_each_time(tmp_path: Path) -> No
     assert gym.participant.incarnation != Gym(tmp_path, rollouts=False).participant.incarnation
     assert "kept" == Participant(gym.config, incarnation="kept").incarnation
     assert isinstance(gym.sessions, Sessions)
+
+
+@pytest.mark.parametrize("order", ["restore first", "abort first"])
+@pytest.mark.parametrize("ending", ["2-1", "2-2"], ids=["its own id", "a higher id"])
+async def test_a_restore_that_is_aborted_before_its_first_step_comes_to_its_end(
+    gym: Gym, order: str, ending: str
+) -> None:
+    """A restore and an abort that arrive together: whichever is judged first, the participant is idle afterwards."""
+    calls = [gym.restore("2-1", None, None, []), gym.abort(ending, epoch=2)]
+    outcomes = await asyncio.gather(*(calls if order == "restore first" else calls[::-1]), return_exceptions=True)
+    assert ["StaleCheckpoint"] == [type(o).__name__ for o in outcomes if isinstance(o, BaseException)]
+    status = gym.status
+    assert ("idle", "open", ending) == (status["phase"], status["gate"], status["last"]["checkpoint_id"])
+    assert "idle" == (await gym.abort("2-3", epoch=2))["phase"]
