@@ -150,7 +150,7 @@ def a_terminated_gym_drains(case: Case) -> None:
     started = time.monotonic()
     code = case.process.wait(within_s=grace + 8)
     took = time.monotonic() - started
-    case.true(took < grace + 2, "it ends in its budget", "CKPT-SEC-021", got=f"{took:.1f} s")
+    case.true(took < grace + case.patience.seconds(4), "it ends in its budget", "CKPT-SEC-021", got=f"{took:.1f} s")
     case.equal(0, code, "the exit code", "CKPT-SEC-025")
 
 
