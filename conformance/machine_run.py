@@ -62,7 +62,7 @@ class Allowance:
 ALLOWANCES: Mapping[str, Allowance] = {
     "quick": Allowance(2.5, 4, tours=False),
     "demo": Allowance(5.0, 6, tours=False),
-    "default": Allowance(16.0, 8, tours=True, process_seconds=10.0),
+    "default": Allowance(14.0, 8, tours=True, process_seconds=10.0),
 }
 
 
