@@ -49,6 +49,8 @@ def load(name: str) -> Mutant:
     try:
         module = importlib.import_module(f"{broken.__name__}.{name}")
     except ModuleNotFoundError as error:
+        if error.name != f"{broken.__name__}.{name}":
+            raise  # It does not fit the reference Gym any more.
         raise LookupError(f"there is no mutant {name}") from error
     sentence = " ".join((module.__doc__ or "").strip().split("\n\n")[0].split())
     return Mutant(name, sentence, tuple(module.BREAKS), module.TARGETS, module.apply)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a restore brings back exactly as it was, and what one that fails leaves alone."""
+
+from __future__ import annotations
+
+from conformance.case import Case
+from conformance.cuts import plan, restore_at, restore_cut, take_cut
+from conformance.registry import check
+
+COMMON = ("conformance",)
+
+
+@check(
+    "CKPT-FEED-016",
+    "CKPT-RESULT-002",
+    "CKPT-RESULT-004",
+    "CKPT-RESTORE-021",
+    "CKPT-FEED-017",
+    profile="checkpoint",
+    features=COMMON,
+    storage=True,
+)
+def a_kept_result_is_the_same_string(case: Case) -> None:
+    """A result that was restored, and restored once more from a cut of that, is the string that its receipt names."""
+    done, before = case.finished()
+    for life in ("once", "twice"):
+        restore_cut(case, take_cut(case), only=set(), keep={done.rollout_id})
+        kept = case.result(done, "CKPT-FEED-016", "CKPT-FEED-017")
+        case.equal(before["receipt"], kept["receipt"], f"its receipt, restored {life}", "CKPT-RESTORE-021")
+        case.equal(before["result"], kept["result"], f"its text, restored {life}", "CKPT-RESULT-004", "CKPT-RESULT-002")
+
+
+@check("CKPT-RESTORE-036", "CKPT-ROLL-033", profile="turn-recovery", features=COMMON, storage=True)
+def a_replaced_policy_is_in_the_cut(case: Case) -> None:
+    """N18: a repeated start gives a rollout another policy; a cut before its next boundary holds that one."""
+    rollout = case.start_at(1)
+    address = f"{case.prefix}moved"
+    outcome = case.outcome(rollout.item, policy=case.witness.policy(address))
+    case.equal("already_started", outcome["outcome"], "the start again, with another policy", "CKPT-ROLL-033")
+    restore_cut(case, take_cut(case))
+    case.release(rollout)
+    case.body(rollout, "CKPT-RESTORE-036")
+    calls = case.witness.generations(rollout.rollout_id, attempt=rollout.attempt)
+    elsewhere = [call.conversation_turn for call in calls if call.address != address]
+    case.equal([], elsewhere, "turns that the restored attempt asked elsewhere", "CKPT-RESTORE-036")
+
+
+@check(
+    "CKPT-RESTORE-011",
+    "CKPT-RESTORE-002",
+    "CKPT-RESTORE-012",
+    profile="turn-recovery",
+    features=COMMON,
+    storage=True,
+)
+def a_restore_that_fails_raises_no_fence(case: Case) -> None:
+    """A restore whose lists disagree with its source fails: the fences that it asks for are not there afterwards."""
+    live, other = case.start_at(1), case.start_at(1)
+    cut = take_cut(case)
+    lists = plan(case, cut, only={other.rollout_id})
+    unseen = case.new_id()
+    lists.fences.append({"rollout_id": unseen, "through_attempt": 3})
+    named = sorted(fence["rollout_id"] for fence in lists.fences)
+    case.equal(sorted([live.rollout_id, unseen]), named, "fences for what is not continued")
+    lists.rollouts[case.agent.name][0]["turns_done"] += 1
+    case.step(f"restore {cut.checkpoint_id} with a wrong turns_done, and with fences")
+    reply = restore_at(case, case.agent, cut, lists, case.controller.next_id())
+    case.refused(reply, "state_mismatch", "the lists disagree with the source", "CKPT-RESTORE-002")
+    case.equal("open", case.agent.status()["gate"], "the gate is open again", "CKPT-RESTORE-012")
+    started = case.outcome(case.item(unseen, attempt=3))
+    case.equal("started", started["outcome"], "what it would have fenced can start", "CKPT-RESTORE-011")
+    case.release(live, other)
+    for rollout in (live, other):
+        entry = case.result(rollout, "CKPT-RESTORE-011")
+        case.equal(0, entry["receipt"]["attempt"], "the live work went on as it was", "CKPT-RESTORE-011")
