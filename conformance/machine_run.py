@@ -253,7 +253,7 @@ class Run:
         if reason is not None:
             outcomes = [Outcome(check, None, "not_applicable", reason=reason) for check in (CYCLES, WALK, TABLE)]
             return MachineReport(outcomes, {}, cells)
-        outcomes = [self._scripted(CYCLES, self._cycles), self._random()]
+        outcomes = [self.cycles(), self.walks()]
         if self.allowance.tours:
             outcomes.append(self._scripted(TABLE, lambda walk: self._tour(walk, cells)))
         if self.allowance.process_seconds:
@@ -316,7 +316,12 @@ class Run:
         made = len(self.bench.wire.exchanges) - before
         return replace(self._outcome(check, found), seconds=time.monotonic() - started, exchanges=made)
 
-    def _random(self) -> Outcome:
+    def cycles(self) -> Outcome:
+        """Run the two scripted cycles."""
+        return self._scripted(CYCLES, self._cycles)
+
+    def walks(self) -> Outcome:
+        """Run random walks until their time is over or something is found."""
         return self._batches(WALK, self.machine, self.allowance.seconds, self.allowance.batch, STEPS)
 
     def _process(self) -> Outcome:
