@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from reference_gym.errors import SettingsError
 from spec import durable
 
 
@@ -29,12 +30,15 @@ def announce(participants: Iterable[Listening], file: Path | None) -> None:
     """Write the file, then print the line, so that whoever has read the line finds the file.
 
     Raises:
-        OSError: the file cannot be written.
+        SettingsError: the file cannot be written.
     """
     message = {"pid": os.getpid(), "participants": [asdict(participant) for participant in participants]}
     line = json.dumps(message)
     if file is not None:
-        durable.publish_file(file, line.encode() + b"\n")
+        try:
+            durable.publish_file(file, line.encode() + b"\n")
+        except OSError as error:
+            raise SettingsError(f"the announcement {file} cannot be written: {error.strerror}") from error
     # Whoever started the Gym may have stopped reading; the file is what lasts.
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(line + "\n")

@@ -53,6 +53,7 @@ def serve(
         loaded = settings.load(config, insecure_no_auth=insecure_no_auth)
         if insecure_no_auth:
             print("WARNING: no authentication; listening on 127.0.0.1 only", file=sys.stderr)  # noqa: T201 - for the operator
+        settings.require_directories(loaded)
         code = _serve(loaded, config, role.value, announce, insecure_no_auth)
     except SettingsError as error:
         print(f"reference-gym: {error}", file=sys.stderr)  # noqa: T201 - for the operator

@@ -7,11 +7,13 @@ Implements CKPT-SEC-003, -008, -009, -010 and CKPT-RESULT-015.
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reference_gym.environments import FACTORIES
 from reference_gym.errors import SettingsError
@@ -23,6 +25,20 @@ Role = Literal["all", "agent", "model", "resources"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Milliseconds = Annotated[int, Field(ge=0, le=2**53)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
+
+
+def _http_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username is not None:
+        raise ValueError("not of the form http://host:port")
+    return value
+
+
+Url = Annotated[str, AfterValidator(_http_url)]
 
 
 class _Section(BaseModel):
@@ -81,14 +97,14 @@ class Ports(_Section):
 class Peers(_Section):
     """The other participants, for a process that has one role."""
 
-    model: str | None = None
-    resources: str | None = None
+    model: Url | None = None
+    resources: Url | None = None
 
 
 class Conformance(_Section):
     """Present when the Gym is started for conformance."""
 
-    world_url: str | None = None
+    world_url: Url | None = None
 
 
 class Limits(_Section):
@@ -119,7 +135,7 @@ class Timeouts(_Section):
 
 
 class Settings(_Section):
-    """All of gym.yaml; paths are relative to the file."""
+    """All of gym.yaml; paths are relative to the file, and what is named by a relative one is made if it is missing."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "gym"
     processes: Literal["one", "three"] = "one"
@@ -148,6 +164,17 @@ class Settings(_Section):
         if self.limits.min_lease_ms > self.limits.max_lease_ms:
             raise ValueError("limits.min_lease_ms is above limits.max_lease_ms")
         return self
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which refuses a key that is there twice instead of choosing one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if keys[number] in keys[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f"{keys[number]} is there twice", key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 class LoadedSettings(BaseModel):
@@ -183,9 +210,10 @@ def load(path: Path, *, insecure_no_auth: bool) -> LoadedSettings:
         SettingsError: with a text for the operator.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from error
+    _require_world(os.environ.get(WORLD_URL_VARIABLE))
     try:
         settings = Settings.model_validate({} if raw is None else raw)
     except ValidationError as error:
@@ -216,11 +244,38 @@ def load(path: Path, *, insecure_no_auth: bool) -> LoadedSettings:
     )
 
 
+def _require_world(url: str | None) -> None:
+    try:
+        _http_url(url or "http://none")
+    except ValueError as error:
+        raise SettingsError(f"{WORLD_URL_VARIABLE} is {error}") from error
+
+
+def require_directories(loaded: LoadedSettings) -> None:
+    """Make the directories that the file names by a relative path; one elsewhere has to be there.
+
+    A share that is not mounted must not be taken for an empty one.
+
+    Raises:
+        SettingsError: one is missing, no directory, or cannot be made.
+    """
+    named = [("storage_roots", root) for root in loaded.settings.storage_roots]
+    for key, text in [*named, ("data_dir", loaded.settings.data_dir)]:
+        path = loaded.path(text)
+        try:
+            if key == "data_dir" or not Path(text).is_absolute():
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not path.is_dir():
+                raise SettingsError(f"{key}: {path} is no directory")
+        except OSError as error:
+            raise SettingsError(f"{key}: {path} cannot be used: {error.strerror}") from error
+
+
 def explain(error: ValidationError) -> str:
     """One line per mistake, each with the place in the file; values are left out, they may be secret."""
     lines = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         place = ".".join(str(part) for part in problem["loc"]) or "(whole file)"
-        text = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
+        text = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
         lines.append(f"  {place}: {text}")
     return "\n".join(lines)

@@ -161,13 +161,16 @@ class Supervisor:
             try:
                 await self._launch(child)
                 await self._welcome(child)
-            except SettingsError:
+            except (SettingsError, OSError):  # Also where the system has no process or descriptor to give just now.
                 log.exception("restart failed", extra={"role": child.role})
                 if child.process.returncode is None:
                     child.process.kill()
                 continue
             log.info("restarted", extra={"role": child.role})
-            announce.announce(self._listening(), self._file)
+            try:
+                announce.announce(self._listening(), self._file)
+            except SettingsError:  # The others and the line on standard output are as good as before.
+                log.exception("not announced", extra={"role": child.role})
 
     async def _stops_within(self, seconds: float) -> bool:
         try:
