@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the reference Gym's own parts, beside the refusals of the protocol (`participant.errors`).
+"""Errors of the reference Gym's own parts, beside the kit's (`participant.errors`, `participant.policy_call`).
 
-    PolicyUnavailable      the policy was unavailable for longer than `policy_retry_ms`
-    PolicyRefused          the policy refuses this request, or answers with something else than the form asked for
-    EpisodeOver            the rollout's time budget is used up
     PeerUnavailable        another participant cannot be reached, or says that it cannot serve now
     PeerRefused            another participant refuses for a reason that no repetition changes
     SettingsError          gym.yaml or a token cannot be used; the text is for the operator
@@ -12,26 +9,6 @@ None of their texts is ever shown to the policy.
 """
 
 from __future__ import annotations
-
-
-class PolicyUnavailable(Exception):
-    """The policy was unavailable for longer than is waited for."""
-
-
-class PolicyRefused(Exception):
-    """The policy refused the request.
-
-    Args:
-        terminal: whether the same request would be refused again.
-    """
-
-    def __init__(self, message: str, *, terminal: bool) -> None:
-        super().__init__(message)
-        self.terminal = terminal
-
-
-class EpisodeOver(Exception):
-    """The time budget of the episode is used up."""
 
 
 class PeerUnavailable(Exception):

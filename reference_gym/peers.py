@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 
 from reference_gym.errors import PeerRefused, PeerUnavailable
-from reference_gym.http import parse_retry_after, read_bounded
 from reference_gym.participant.errors import SessionLost, StaleAttempt
+from reference_gym.participant.policy_call import TurnId
+from reference_gym.participant.replies import parse_retry_after, read_bounded
 from reference_gym.participant.state import SessionUncertain
-from reference_gym.ports import TurnId
 
 CONNECT_TIMEOUT_S = 10.0
 FIRST_DELAY_S = 0.05

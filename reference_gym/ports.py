@@ -1,71 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the agent reaches the two other parts of the Gym: the policy (through the model server) and the sessions.
+"""How the agent reaches the sessions: inside one process, or over HTTP; the agent cannot tell them apart.
 
-Each port has a form inside one process and a form over HTTP; the agent cannot tell them apart.
+Its way to the policy is a port of the kit (`participant.policy_call.PolicyPort`), and has the same two forms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from reference_gym.environments.base import Verdict
-from reference_gym.participant.state import EffectCall, Policy
-from spec import wire
-
-Api = Literal["chat_completions", "responses"]
-Message = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TurnId:
-    """Which turn of which attempt a call is for."""
-
-    rollout_id: str
-    attempt: int
-    turn: int
-
-    def headers(self) -> dict[str, str]:
-        """The three headers of a call that is made for this turn."""
-        return {
-            wire.HEADER_ROLLOUT_ID: self.rollout_id,
-            wire.HEADER_ATTEMPT: str(self.attempt),
-            wire.HEADER_TURN: str(self.turn),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyAnswer:
-    """What came back from the policy.
-
-    Args:
-        status: HTTP status; None when the policy could not be reached or its reply broke off.
-        retry_after_ms: what the policy asked to wait, in milliseconds.
-        body: the reply.
-        version: the weights version that the reply carried in `Gym-Policy-Version`.
-    """
-
-    status: int | None
-    retry_after_ms: int | None
-    body: bytes
-    version: int | None = None
-
-
-class PolicyPort(Protocol):
-    """The way to the policy."""
-
-    async def call(self, address: Policy, request: Mapping[str, Any], turn: TurnId | None) -> PolicyAnswer:
-        """Make one call for a turn; None for a rollout of the older route, whose calls carry no header.
-
-        Raises:
-            StaleAttempt: the owner of the ledger has fenced the attempt.
-        """
-        ...
-
-    async def forget(self, rollout_id: str, attempt: int) -> None:
-        """Let the owner of the ledger free the rows of a rollout that has its result; raises `PeerUnavailable`."""
-        ...
+from reference_gym.participant.policy_call import Message
+from reference_gym.participant.state import EffectCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from reference_gym.participant import serve_aiohttp
 from reference_gym.participant.errors import InvalidRequest
 from reference_gym.participant.exchange import Request
 from reference_gym.participant.http import Handler
+from reference_gym.participant.policy_call import TurnId
 from reference_gym.participant.service import Participant
-from reference_gym.ports import TurnId
 from reference_gym.settings import explain
 from spec import wire
 

@@ -19,25 +19,27 @@ from aiohttp import web
 from reference_gym import announce
 from reference_gym.agent import app as agent_app
 from reference_gym.agent.loop import GymAgent, Ways
-from reference_gym.agent.opentime import OpenTime
-from reference_gym.agent.policy import PolicyClient
 from reference_gym.announce import Listening
 from reference_gym.environments import Environment, build
 from reference_gym.errors import SettingsError
 from reference_gym.model import app as model_app
 from reference_gym.model.app import RemotePolicy
 from reference_gym.model.ledger import Ledger
-from reference_gym.model.proxy import PolicyProxy, RecordingPolicy
+from reference_gym.model.proxy import RecordingPolicy
 from reference_gym.participant import config as kit
 from reference_gym.participant import serve_aiohttp
+from reference_gym.participant.conformance import PROBE_PATH, probe
+from reference_gym.participant.opentime import OpenTime
+from reference_gym.participant.policy import PolicyClient
+from reference_gym.participant.policy_call import PolicyPort
+from reference_gym.participant.policy_http import PolicyHttp
 from reference_gym.participant.service import Participant
 from reference_gym.participant.serving import Signals, serve_until_terminated
 from reference_gym.participant.sessions import Sessions
 from reference_gym.peers import Peer
-from reference_gym.ports import PolicyPort, ResourcesPort
+from reference_gym.ports import ResourcesPort
 from reference_gym.private import DataPlane
 from reference_gym.resources import app as resources_app
-from reference_gym.resources import probe
 from reference_gym.resources.handle import SessionFactory
 from reference_gym.resources.ports import LocalResources, RemoteResources
 from reference_gym.resources.shared import SharedResources
@@ -128,7 +130,8 @@ class Assembly:
             resources_app.add_routes(plane, resources)
             self._followers.append(shared.reap)
         if settings.conformance is not None:
-            probe.add_routes(plane, resources)
+            call = probe(plane.participant, plane.token, resources.effect, lambda reply: str(reply["text"]))
+            plane.app.router.add_post(PROBE_PATH, serve_aiohttp.handler_of(call))
         return resources
 
     def _policy(self, plane: DataPlane) -> PolicyPort | None:
@@ -137,7 +140,7 @@ class Assembly:
             return None
         if self._role == "agent":
             return RemotePolicy(self._peer("model", 0))
-        proxy = PolicyProxy(self._loaded.policy_token, self._loaded.settings.timeouts.policy_call_ms / 1000)
+        proxy = PolicyHttp(self._loaded.policy_token, self._loaded.settings.timeouts.policy_call_ms / 1000)
         self._closers.append(proxy.aclose)
         ledger = Ledger(plane.participant.changed)
         plane.participant.add(ledger)

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from reference_gym.agent.loop import GymAgent, Ways
-from reference_gym.agent.policy import PolicyClient
 from reference_gym.agent.unmanaged import UnmanagedResources, UnmanagedRollout
 from reference_gym.environments.base import Environment
 from reference_gym.model.app import PolicyMessage
 from reference_gym.participant.errors import InvalidRequest
 from reference_gym.participant.exchange import Request
+from reference_gym.participant.policy import PolicyClient
 from reference_gym.participant.state import Policy, RolloutFailure, Start, Success, TaskRefused
 from reference_gym.private import DataPlane, PrivateMessage, read
 

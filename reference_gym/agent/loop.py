@@ -13,12 +13,13 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reference_gym.agent.budget import EpisodeBudget
-from reference_gym.agent.conversation import Reply, tool_message
-from reference_gym.agent.policy import Conversation, PolicyClient
 from reference_gym.environments.base import Environment, TaskInvalid, VerificationFailed
-from reference_gym.errors import EpisodeOver, PeerRefused, PeerUnavailable, PolicyRefused, PolicyUnavailable
+from reference_gym.errors import PeerRefused, PeerUnavailable
+from reference_gym.participant.budget import EpisodeBudget
+from reference_gym.participant.conversation import tool_message
 from reference_gym.participant.errors import SessionLost, StaleAttempt
+from reference_gym.participant.policy import PolicyClient
+from reference_gym.participant.policy_call import Message
 from reference_gym.participant.rollout import Perform, Verification
 from reference_gym.participant.state import (
     Policy,
@@ -29,7 +30,7 @@ from reference_gym.participant.state import (
     TaskRefused,
     Usage,
 )
-from reference_gym.ports import Message, ResourcesPort, SessionSpec, TurnId
+from reference_gym.ports import ResourcesPort, SessionSpec
 
 DEFAULT_MAX_TURNS = 1_000
 
@@ -182,8 +183,8 @@ class GymAgent:
         return LoopState(tuple(messages), 0, None)
 
     async def _turn(self, rollout: Drive, state: LoopState, budget: EpisodeBudget) -> LoopState:
-        reply = await self._generate(rollout, state, budget)
-        rollout.note_policy(Usage(version=reply.version, usage=reply.usage, data_ref=reply.data_ref))
+        tools = self._environments[rollout.start.environment].tools
+        reply = await self._ways().policy.ask(rollout, state.messages, tools, budget, headers=self._headers)
         async with rollout.turn() as turn:
             messages = [*state.messages, reply.message]
             ended = None if reply.calls else "completed"
@@ -196,27 +197,6 @@ class GymAgent:
             state = LoopState(tuple(messages), budget.used_ms, ended)
             turn.close(state.as_json())
         return state
-
-    async def _generate(self, rollout: Drive, state: LoopState, budget: EpisodeBudget) -> Reply:
-        start, number = rollout.start, rollout.turns_done + 1
-        about = Conversation(
-            messages=state.messages,
-            tools=self._environments[start.environment].tools,
-            seed=start.seed,
-            number=number,
-            turn=TurnId(start.rollout_id, rollout.attempt, number) if self._headers else None,
-        )
-        if budget.exhausted:
-            raise RolloutFailure("episode_timeout", "the time budget ended", terminal=False, stage="policy")
-        try:
-            with rollout.policy_call():
-                return await self._ways().policy.generate(lambda: rollout.policy, about, budget)
-        except EpisodeOver as error:
-            raise RolloutFailure("episode_timeout", str(error), terminal=False, stage="policy") from error
-        except PolicyUnavailable as error:
-            raise RolloutFailure("policy_unavailable", str(error), terminal=False, stage="policy") from error
-        except PolicyRefused as error:
-            raise RolloutFailure("policy_error", str(error), terminal=error.terminal, stage="policy") from error
 
     async def _judge(self, rollout: Drive, state: LoopState) -> Success:
         start = rollout.start

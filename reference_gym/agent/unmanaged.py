@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from reference_gym.environments.base import EffectContext, Environment, Session, Verdict
+from reference_gym.participant.policy_call import Message
 from reference_gym.participant.rollout import Perform, Verification
 from reference_gym.participant.state import EffectCall, Policy, RolloutFailure, Start, Success, Usage
-from reference_gym.ports import Message, SessionSpec
+from reference_gym.ports import SessionSpec
 from spec import wire
 
 

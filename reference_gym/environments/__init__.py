@@ -13,11 +13,12 @@ from reference_gym.environments.base import (
     Session,
     StateInvalid,
     TaskInvalid,
-    ToolSpec,
     Verdict,
     VerificationFailed,
 )
 from reference_gym.environments.conformance import ConformanceEnvironment
+from reference_gym.participant.conformance import Conformance
+from reference_gym.participant.policy_call import ToolSpec
 
 __all__ = [
     "FACTORIES",
@@ -61,6 +62,7 @@ def build(names: Iterable[str], *, conformance: bool, world_url: str | None) -> 
     """
     built: dict[str, Environment] = {name: FACTORIES[name]() for name in names}
     if conformance:
-        built["conformance"] = ConformanceEnvironment("conformance", world_url)
-        built["conformance-restart"] = ConformanceEnvironment("conformance-restart", world_url)
+        module = Conformance(world_url)
+        built["conformance"] = ConformanceEnvironment("conformance", module)
+        built["conformance-restart"] = ConformanceEnvironment("conformance-restart", module)
     return built

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from reference_gym.participant.policy_call import ToolSpec
+
 Continuation = Literal["export_restore", "stateless", "restart_only"]
 VerifyMode = Literal["wait", "repeat"]
 Outcome = Literal["completed", "truncated"]
@@ -27,15 +29,6 @@ class StateInvalid(Exception):
 
 class VerificationFailed(Exception):
     """The verification could not judge the rollout; a later attempt may succeed (the failure is not terminal)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """One tool as it is offered to the policy; `parameters` is a JSON Schema object."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +120,3 @@ class Environment(Protocol):
     async def aclose(self) -> None:
         """Free what all sessions share (connections)."""
         ...
-
-
-def is_integer(value: object, low: int, high: int) -> bool:
-    """Whether `value` is a JSON integer within `low` … `high` (true and 1.0 are none)."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

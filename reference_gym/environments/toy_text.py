@@ -20,12 +20,12 @@ from reference_gym.environments.base import (
     Outcome,
     StateInvalid,
     TaskInvalid,
-    ToolSpec,
     Verdict,
     VerifyMode,
-    is_integer,
 )
 from reference_gym.environments.simulator import EpisodeState, Simulator, export_rng, restore_rng
+from reference_gym.participant.jsontext import is_integer
+from reference_gym.participant.policy_call import ToolSpec
 
 MAX_SEED = 2**53 - 1
 INVALID = '{"error":"invalid"}'

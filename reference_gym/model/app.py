@@ -12,9 +12,9 @@ from reference_gym.errors import PeerRefused, PeerUnavailable
 from reference_gym.model.ledger import Ledger
 from reference_gym.participant.errors import InvalidRequest
 from reference_gym.participant.exchange import Request
+from reference_gym.participant.policy_call import PolicyAnswer, PolicyPort, TurnId
 from reference_gym.participant.state import Policy
 from reference_gym.peers import Peer
-from reference_gym.ports import PolicyAnswer, PolicyPort, TurnId
 from reference_gym.private import DataPlane, PrivateMessage, read, required_turn_of, turn_of
 
 PATH = "/reference-gym/policy"

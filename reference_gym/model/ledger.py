@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference_gym.environments.base import is_integer
+from reference_gym.participant.jsontext import is_integer
+from reference_gym.participant.policy_call import TurnId
 from reference_gym.participant.state import Captured, Owns, Restored
-from reference_gym.ports import TurnId
 
 MAX_TURN = 2**31 - 1
 

@@ -128,3 +128,8 @@ def _not_deep(value: Any) -> None:
         if not level:
             return
     raise NotJson(f"nested more than {MAX_DEPTH} deep")
+
+
+def is_integer(value: object, low: int, high: int) -> bool:
+    """Whether `value` is a JSON integer within `low` … `high` (true and 1.0 are none)."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

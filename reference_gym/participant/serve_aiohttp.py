@@ -63,7 +63,11 @@ def data_plane(
     participant: Participant, token: str | None, handler: http.Handler, *, schema: str | None = None
 ) -> Handler:
     """Return a route handler for a JSON call of the data plane; see ``http.DataCall`` for the arguments."""
-    call = http.DataCall(participant, token, handler, schema=schema)
+    return handler_of(http.DataCall(participant, token, handler, schema=schema))
+
+
+def handler_of(call: http.DataCall) -> Handler:
+    """Return a route handler for a call of the data plane."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
         return await _send(request, await call.handle(_request(request), request.content.iter_any))

@@ -156,6 +156,22 @@ class Sessions:
         self._participant.check(rollout_id, attempt)
         return self._find(rollout_id, attempt).state
 
+    def at(self, rollout_id: str, attempt: int, effects_done: int) -> SessionState:
+        """Return the author's state of a session that stands where the caller does, e.g. to judge it (CKPT-ENV-032).
+
+        Raises:
+            StaleAttempt: the attempt is fenced.
+            SessionLost: there is none, or it has recorded another number of effects.
+            Internal: nobody knows what an effect has changed in it.
+        """
+        self._participant.check(rollout_id, attempt)
+        session = self._find(rollout_id, attempt)
+        if session.uncertain:
+            raise Internal(f"the session of {rollout_id} is uncertain")
+        if session.effects != effects_done:
+            raise SessionLost(f"the session of {rollout_id} does not stand at {effects_done} effects")
+        return session.state
+
     @asynccontextmanager
     async def verification(self, rollout_id: str, attempt: int) -> AsyncIterator[SessionState]:
         """Run a verification that another participant asks for, held while the gate is closed.

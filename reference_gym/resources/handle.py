@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from reference_gym.environments.base import EffectContext, Environment, Session, StateInvalid, Verdict
+from reference_gym.participant.policy_call import Message
 from reference_gym.participant.state import EffectCall, Restored
-from reference_gym.ports import Message, SessionSpec
+from reference_gym.ports import SessionSpec
 
 Key = tuple[str, int]
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from reference_gym.environments.base import Verdict, VerificationFailed
 from reference_gym.errors import PeerRefused, PeerUnavailable
-from reference_gym.participant.errors import Internal, SessionLost
+from reference_gym.participant.errors import SessionLost
+from reference_gym.participant.policy_call import Message, TurnId
 from reference_gym.participant.sessions import Sessions
 from reference_gym.participant.state import EffectCall, SessionUncertain
 from reference_gym.peers import Peer
-from reference_gym.ports import Message, SessionSpec, TurnId
+from reference_gym.ports import SessionSpec
 from reference_gym.resources.handle import SessionFactory, SessionHandle
 
 PREFIX = "/reference-gym/sessions"
@@ -58,12 +59,8 @@ class LocalResources:
             SessionLost: there is none, or it has recorded another number of effects (CKPT-ENV-032).
             Internal: nobody knows what an effect has changed in it.
         """
-        handle = self.handle(rollout_id, attempt)
-        captured = self._sessions.capture(rollout_id)
-        if captured is not None and captured.restart == "uncertain":
-            raise Internal(f"the session of {rollout_id} is uncertain")
-        if captured is None or captured.effects != effects_done:
-            raise SessionLost(f"the session of {rollout_id} does not stand at {effects_done} effects")
+        handle = self._sessions.at(rollout_id, attempt, effects_done)
+        assert isinstance(handle, SessionHandle), "all sessions come from the factory"
         return handle
 
     def handle(self, rollout_id: str, attempt: int) -> SessionHandle:

@@ -14,9 +14,10 @@ from typing import Any
 
 from reference_gym.environments.base import Verdict
 from reference_gym.participant.errors import SessionLost, Unavailable
+from reference_gym.participant.policy_call import Message
 from reference_gym.participant.sessions import Sessions
 from reference_gym.participant.state import EffectCall
-from reference_gym.ports import Message, SessionSpec
+from reference_gym.ports import SessionSpec
 from reference_gym.resources.handle import SessionFactory, SessionHandle
 from reference_gym.resources.ports import LocalResources
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reference_gym.environments import EffectContext, StateInvalid, TaskInvalid, build
-from reference_gym.environments.conformance_core import CoreState, fits
+from reference_gym.participant.conformance_core import CoreState, fits
 
 CONTEXT = EffectContext("r", 0, 1, "r/1/0")
 CONFORMANCE_TASK = {"seed": 7, "world_url": None, "verify_in_world": False}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reference_gym.model.ledger import Ledger, Row
+from reference_gym.participant.policy_call import TurnId
 from reference_gym.participant.state import Restored
-from reference_gym.ports import TurnId
 
 
 def row(turn: int, version: int | None = None) -> Row:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 
-from reference_gym.agent.opentime import OpenTime
 from reference_gym.participant.clock import LoopClock
 from reference_gym.participant.gate import Gate, Position
+from reference_gym.participant.opentime import OpenTime
 
 
 async def test_time_stands_still_while_the_gate_is_closed() -> None:

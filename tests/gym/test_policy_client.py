@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from reference_gym.agent.budget import EpisodeBudget
-from reference_gym.agent.conversation import MalformedReply, build_request, parse_arguments, parse_reply
-from reference_gym.agent.policy import Conversation, PolicyClient
-from reference_gym.environments.conformance import TOOLS
-from reference_gym.errors import EpisodeOver, PolicyRefused, PolicyUnavailable
-from reference_gym.http import parse_retry_after
-from reference_gym.model.proxy import PolicyProxy
+from reference_gym.participant.budget import EpisodeBudget
+from reference_gym.participant.conformance import TOOLS
+from reference_gym.participant.conversation import MalformedReply, build_request, parse_arguments, parse_reply
+from reference_gym.participant.policy import Conversation, PolicyClient
+from reference_gym.participant.policy_call import EpisodeOver, PolicyAnswer, PolicyRefused, PolicyUnavailable, TurnId
+from reference_gym.participant.policy_http import PolicyHttp
+from reference_gym.participant.replies import parse_retry_after
 from reference_gym.participant.state import Policy
-from reference_gym.ports import PolicyAnswer, TurnId
 from tests.gym.stubs import PolicyStub
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -27,14 +26,14 @@ ABOUT = Conversation(HELLO, TOOLS, 5, 4, TURN)
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[PolicyProxy]:
+async def proxy() -> AsyncIterator[PolicyHttp]:
     """The direct way to a policy."""
-    way = PolicyProxy("policy-secret", 30.0)
+    way = PolicyHttp("policy-secret", 30.0)
     yield way
     await way.aclose()
 
 
-def client_of(proxy: PolicyProxy, retry_ms: int = 5_000) -> PolicyClient:
+def client_of(proxy: PolicyHttp, retry_ms: int = 5_000) -> PolicyClient:
     """A client with a short patience."""
     return PolicyClient(proxy, retry_ms, time.monotonic)
 
@@ -50,7 +49,7 @@ def policy_of(stub: PolicyStub, api: Any = "chat_completions") -> Policy:
 
 
 @pytest.mark.parametrize("api", ["chat_completions", "responses"])
-async def test_both_forms_bring_the_same_reply(api: Any, proxy: PolicyProxy) -> None:
+async def test_both_forms_bring_the_same_reply(api: Any, proxy: PolicyHttp) -> None:
     """A call carries its turn, the token, the seed and the tools; its reply reads alike in both forms."""
     async with PolicyStub([[("add", {"n": 1}), ("refuse", {})]]) as stub:
         stub.extra = {"data_ref": {"key": "p7_g2-a1/4"}}
@@ -67,7 +66,7 @@ async def test_both_forms_bring_the_same_reply(api: Any, proxy: PolicyProxy) -> 
     assert "assistant" == reply.message["role"]
 
 
-async def test_a_rollout_of_the_older_route_sends_no_header_of_the_protocol(proxy: PolicyProxy) -> None:
+async def test_a_rollout_of_the_older_route_sends_no_header_of_the_protocol(proxy: PolicyHttp) -> None:
     """N14: without a turn nothing on the wire names the protocol, and no seed is sent that nobody gave."""
     async with PolicyStub(["done"]) as stub:
         about = Conversation(HELLO, TOOLS, None, 1, None)
@@ -78,7 +77,7 @@ async def test_a_rollout_of_the_older_route_sends_no_header_of_the_protocol(prox
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_an_unavailable_policy_is_tried_again_off_the_budget(status: int, proxy: PolicyProxy) -> None:
+async def test_an_unavailable_policy_is_tried_again_off_the_budget(status: int, proxy: PolicyHttp) -> None:
     """C28: while the policy is unavailable the budget does not run; Retry-After is honoured."""
     async with PolicyStub(["done"]) as stub:
         stub.refuse = [(status, {"Retry-After": "1"})]
@@ -90,7 +89,7 @@ async def test_an_unavailable_policy_is_tried_again_off_the_budget(status: int, 
     assert 2 == len(stub.asked)
 
 
-async def test_an_unreachable_policy_ends_as_unavailable(proxy: PolicyProxy) -> None:
+async def test_an_unreachable_policy_ends_as_unavailable(proxy: PolicyHttp) -> None:
     """A policy that cannot be reached for `policy_retry_ms` is given up, with its own error."""
     async with PolicyStub([]) as stub:
         policy = policy_of(stub)
@@ -98,7 +97,7 @@ async def test_an_unreachable_policy_ends_as_unavailable(proxy: PolicyProxy) -> 
         await client_of(proxy, 300).generate(lambda: policy, ABOUT, budget_of())
 
 
-async def test_another_address_is_used_by_the_next_try(proxy: PolicyProxy) -> None:
+async def test_another_address_is_used_by_the_next_try(proxy: PolicyHttp) -> None:
     """N18: a rollout that waits for a dead address goes on as soon as it gets a living one."""
     async with PolicyStub([]) as dead:
         policies = [policy_of(dead)]
@@ -119,7 +118,7 @@ async def test_another_address_is_used_by_the_next_try(proxy: PolicyProxy) -> No
 
 
 @pytest.mark.parametrize(("status", "terminal"), [(400, True), (401, False), (404, False), (500, False)])
-async def test_other_answers_are_not_tried_again(status: int, terminal: bool, proxy: PolicyProxy) -> None:
+async def test_other_answers_are_not_tried_again(status: int, terminal: bool, proxy: PolicyHttp) -> None:
     """A refusal ends the rollout; it is terminal only where the same request would be refused again."""
     async with PolicyStub([]) as stub:
         stub.refuse = [(status, {})]
@@ -129,7 +128,7 @@ async def test_other_answers_are_not_tried_again(status: int, terminal: bool, pr
     assert 1 == len(stub.asked)
 
 
-async def test_a_budget_that_ends_during_a_call_ends_the_call(proxy: PolicyProxy) -> None:
+async def test_a_budget_that_ends_during_a_call_ends_the_call(proxy: PolicyHttp) -> None:
     """The time budget bounds a policy call."""
     async with PolicyStub([]) as stub:
         stub.hold("p7_g2", 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy client of the agent: forms, retries while the policy is unavailable, and an address that may change.
+"""The policy client of an agent: forms, retries while the policy is unavailable, and an address that may change.
 
 Implements CKPT-GATE-018 to -021 and -024, and CKPT-ROLL-033.
 """
@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
-from reference_gym.agent.budget import EpisodeBudget
-from reference_gym.agent.conversation import MalformedReply, Reply, build_request, parse_reply
-from reference_gym.environments.base import ToolSpec
-from reference_gym.errors import EpisodeOver, PolicyRefused, PolicyUnavailable
-from reference_gym.participant.state import Policy
-from reference_gym.ports import Message, PolicyAnswer, PolicyPort, TurnId
+from reference_gym.participant.budget import EpisodeBudget
+from reference_gym.participant.conversation import MalformedReply, Reply, build_request, parse_reply
+from reference_gym.participant.policy_call import (
+    EpisodeOver,
+    Message,
+    PolicyAnswer,
+    PolicyPort,
+    PolicyRefused,
+    PolicyUnavailable,
+    ToolSpec,
+    TurnId,
+)
+from reference_gym.participant.state import Policy, RolloutFailure, Start, Usage
 
 UNAVAILABLE = frozenset({None, 429, 502, 503, 504})
 REFUSED_AGAIN = frozenset({400, 413, 422})
@@ -44,6 +53,23 @@ class Conversation:
     seed: int | None
     number: int
     turn: TurnId | None
+
+
+class Asking(Protocol):
+    """What is needed of a rollout to ask for its next turn; `rollout.Rollout` is one."""
+
+    start: Start
+    attempt: int
+    policy: Policy
+    turns_done: int
+
+    def policy_call(self) -> AbstractContextManager[None]:
+        """Mark the rollout as waiting for the policy."""
+        ...
+
+    def note_policy(self, usage: Usage) -> None:
+        """Note what a policy call reported."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +121,45 @@ class PolicyClient:
                 replaced = await self._replaced_within(min(wanted, left), policy, address)
             failing_since = None if replaced else failing_since
             delay = FIRST_DELAY_S if replaced else min(delay * 2, LONGEST_DELAY_S)
+
+    async def ask(
+        self,
+        rollout: Asking,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        budget: EpisodeBudget,
+        *,
+        headers: bool = True,
+    ) -> Reply:
+        """Make the policy call of a rollout's coming turn, and note what it reported.
+
+        Args:
+            rollout: whose turn it is.
+            messages: the conversation so far, in the chat form.
+            tools: what is offered.
+            budget: of the episode.
+            headers: whether the call carries the headers of the protocol (not in unmanaged rollouts).
+
+        Raises:
+            RolloutFailure: `episode_timeout`, `policy_unavailable` or `policy_error`.
+            StaleAttempt: the attempt is fenced.
+        """
+        start, number = rollout.start, rollout.turns_done + 1
+        turn = TurnId(start.rollout_id, rollout.attempt, number) if headers else None
+        about = Conversation(messages, tools, start.seed, number, turn)
+        if budget.exhausted:
+            raise RolloutFailure("episode_timeout", "the time budget ended", terminal=False, stage="policy")
+        try:
+            with rollout.policy_call():
+                reply = await self.generate(lambda: rollout.policy, about, budget)
+        except EpisodeOver as error:
+            raise RolloutFailure("episode_timeout", str(error), terminal=False, stage="policy") from error
+        except PolicyUnavailable as error:
+            raise RolloutFailure("policy_unavailable", str(error), terminal=False, stage="policy") from error
+        except PolicyRefused as error:
+            raise RolloutFailure("policy_error", str(error), terminal=error.terminal, stage="policy") from error
+        rollout.note_policy(Usage(version=reply.version, usage=reply.usage, data_ref=reply.data_ref))
+        return reply
 
     async def forget(self, rollout_id: str, attempt: int) -> None:
         """Let the owner of the ledger free what it holds of a rollout that has its result."""

@@ -9,6 +9,10 @@ import time
 from aiohttp import StreamReader
 
 
+class BodyTooLong(ValueError):
+    """A body is longer than what is accepted."""
+
+
 async def read_bounded(stream: StreamReader, limit: int) -> bytes:
     """The whole body.
 
@@ -17,14 +21,14 @@ async def read_bounded(stream: StreamReader, limit: int) -> bytes:
         limit: the longest body that is accepted, in bytes.
 
     Raises:
-        ValueError: the body is longer.
+        BodyTooLong: the body is longer.
     """
     pieces: list[bytes] = []
     size = 0
     async for piece in stream.iter_any():
         size += len(piece)
         if size > limit:
-            raise ValueError(f"a body of more than {limit} bytes")
+            raise BodyTooLong(f"a body of more than {limit} bytes")
         pieces.append(piece)
     return b"".join(pieces)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of the conformance environment as a pure value: no I/O, no clock, held against the published vector.
 
-The environment has two names and one behaviour; see `conformance.py` for the thin shell that talks to the world.
+The environment has two names and one behaviour; see `conformance` for the thin shell that talks to the world.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from reference_gym.environments.base import StateInvalid, is_integer
+from reference_gym.participant.jsontext import is_integer
 
 MODULUS = 2**31
 RNG_MODULUS = 2**32
@@ -117,20 +117,20 @@ class CoreState:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> CoreState:
-        """The state that `export` gave; raises `StateInvalid`."""
+        """The state that `export` gave; raises ValueError."""
         if set(state) != {"blob", "counter", "effects", "rng"}:
-            raise StateInvalid("the state of a conformance session has other keys than blob, counter, effects, rng")
+            raise ValueError("the state of a conformance session has other keys than blob, counter, effects, rng")
         for key, limit in (
             ("counter", MODULUS),
             ("rng", RNG_MODULUS),
             ("effects", 2**53),
         ):
             if not is_integer(state[key], 0, limit - 1):
-                raise StateInvalid(f"{key} is not an integer in its range")
+                raise ValueError(f"{key} is not an integer in its range")
         try:
             blob = base64.b64decode(state["blob"], validate=True)
         except (TypeError, ValueError, binascii.Error) as error:
-            raise StateInvalid("the blob is not base64") from error
+            raise ValueError("the blob is not base64") from error
         core = cls(state["rng"])
         core.counter, core.effects = state["counter"], state["effects"]
         core.blob += blob

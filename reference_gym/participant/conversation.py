@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference_gym.environments.base import ToolSpec, is_integer
 from reference_gym.participant import jsontext
-from reference_gym.ports import Api, Message
+from reference_gym.participant.jsontext import is_integer
+from reference_gym.participant.policy_call import Api, Message, ToolSpec
 
 MAX_COUNT = 2**53 - 1
 
