@@ -19,7 +19,7 @@ from reference_rl.columns import Switches
 from reference_rl.control import Tenure, abort_everywhere
 from reference_rl.dataplane import DataPlane, import_rows
 from reference_rl.deployment import Deployment
-from reference_rl.errors import Incompatible, RecoveryFailed, RlError, SnapshotDamaged, Superseded
+from reference_rl.errors import GymError, Incompatible, RecoveryFailed, RlError, SnapshotDamaged, Superseded
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.living import Fated, GymReport, Living
@@ -33,6 +33,9 @@ from reference_rl.snapshots import ROWS_FILE, Snapshot, SnapshotStore
 
 CLAIMS: Final = 3
 """How often an epoch is picked again when a higher controller refused the first call."""
+
+RETRY_S: Final = 0.2
+"""How long a Gym that could not be reached is left alone, in seconds."""
 
 
 @dataclass
@@ -101,10 +104,7 @@ class Recovery:
             RecoveryFailed: a Gym did not come back within its limit.
             Superseded: a higher controller has taken over.
         """
-        away = await self.discover_all()
-        present = [gym for gym in self._gyms if gym.alias not in away]
-        fresh = await self._fresh(present)
-        await self._claim(present)
+        present, fresh = await self._take_office()
         failpoints.hit("restart.claimed")
         # From here on nobody else publishes in this run directory: what is listed now is what there is.
         self._store.sweep()
@@ -126,6 +126,26 @@ class Recovery:
             await self._ledger.do(transitions.record_incarnations, gym.alias, gym.incarnations())
         await self.delete_unreferenced_rows()
         return report
+
+    async def _take_office(self) -> tuple[list[Deployment], set[str]]:
+        """Discover every Gym and claim an epoch above theirs; whatever dies meanwhile is discovered again.
+
+        Returns:
+            The Gyms that are there, and the aliases of those that nobody has used yet.
+        """
+        end = time.monotonic() + self._settings.reach_s
+        while True:
+            away = await self.discover_all()
+            present = [gym for gym in self._gyms if gym.alias not in away]
+            try:
+                fresh = await self._fresh(present)
+                await self._claim(present)
+            except GymError as error:
+                if time.monotonic() >= end or not error.retryable:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                continue
+            return present, fresh
 
     async def recover_gym(self, gym: Deployment) -> GymReport:
         """Bring one Gym back that died, wholly or in part, while RL lives; RL does not roll back.
@@ -177,7 +197,7 @@ class Recovery:
                 if time.monotonic() >= end:
                     participant = getattr(error, "participant", None)
                     raise RecoveryFailed(gym.alias, f"it cannot be reached: {error}", participant) from error
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(RETRY_S)
                 continue
             found = {p.name: p.incarnation for p in gym.participants}
             self._events.emit("discovered", gym=gym.alias, participants=found)
@@ -206,16 +226,30 @@ class Recovery:
 
         Requirements: CKPT-CTRL-012, CKPT-CTRL-014…016.
         """
-        for picks_left in range(CLAIMS, -1, -1):
+        picks_left = CLAIMS
+        end = time.monotonic() + self._settings.reach_s
+        while True:
             try:
                 await self._adopt_controller(gyms)
             except Superseded:
                 if not picks_left:
                     raise
+                picks_left -= 1
                 await self._claim(gyms)
+                continue
+            except RecoveryFailed:
+                # One of them died since it was discovered: another incarnation of it comes, and is told as well.
+                if time.monotonic() >= end:
+                    raise
+                await self._look_again(gyms)
                 continue
             self._events.emit("in_office", epoch=self._tenure.epoch, controller=self._tenure.controller.id)
             return
+
+    async def _look_again(self, gyms: Sequence[Deployment]) -> None:
+        await asyncio.sleep(RETRY_S)
+        for gym in gyms:
+            await self._reach(gym, self._ledger.read(queries.incarnations, gym.alias))
 
     async def _highest_epoch(self, gyms: Sequence[Deployment]) -> int:
         highest = 0

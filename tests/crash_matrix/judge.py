@@ -113,10 +113,10 @@ def any_restored(event: Mapping[str, Any]) -> bool:
 
 
 def newest_was_used(bench: Bench) -> list[str]:
-    """I6: a restore takes the newest snapshot that was published before it."""
+    """I6: a restore takes the newest snapshot with the Gym in it that was published before it."""
     found, published = [], []
     for event in bench.all_events():
-        if event["event"] == "snapshot_published":
+        if event["event"] == "snapshot_published" and event["gyms"]:
             published.append(event["checkpoint_id"])
         elif event["event"] in ("restarted", "gym_recovered") and any_restored(event) and published:
             newest = max(published, key=wire.parse_checkpoint_id)

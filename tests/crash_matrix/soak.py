@@ -32,6 +32,9 @@ WHO: Final = ("rl", "agent", "model", "resources", "gym", "all", "lost node")
 RECOVERED: Final = ("restarted", "gym_recovered")
 SETTLED_S: Final = 30.0
 
+TURN_S: Final = 3.0
+"""How long a kill may be put off until a rollout is in the middle of a turn, in seconds."""
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -118,6 +121,8 @@ class Soak:
                 ),
                 "the moment",
             )
+            patience = time.monotonic() + TURN_S
+            await self._until(lambda patience=patience: self._in_a_turn() or time.monotonic() > patience, "a turn")
             if bench.state() == ENDED:
                 break
             await self._strike(number)
@@ -126,9 +131,7 @@ class Soak:
     async def _strike(self, number: int) -> None:
         bench = self._bench
         victim = self._random.choice(WHO)
-        turns = bench.policy.highest_asked()
-        waiting = {call.rollout_id for call in bench.policy.calls if call.answered is None} - bench.saved()
-        struck = Struck(number, victim, sum(1 for r in waiting if turns[r] >= 2), len(bench.saved()))
+        struck = Struck(number, victim, self._in_a_turn(), len(bench.saved()))
         self.outcome.kills.append(struck)
         lost = victim == "lost node"
         events = len(bench.all_events())
@@ -153,6 +156,13 @@ class Soak:
             f"kill {number:2}: {victim:9} {struck.finished:5} finished, {struck.in_a_turn:3} in the middle of a turn; "
             f"{struck.how} {struck.restored or ''}: {struck.kept} turns of unfinished rollouts kept"
         )
+
+    def _in_a_turn(self) -> int:
+        """Return how many rollouts that have done a turn wait for the policy's answer to the next one."""
+        now = time.monotonic()
+        late = 2 * self._wish.latency_s + 0.1  # what waits longer was asked by somebody who is dead
+        calls = self._bench.policy.calls
+        return len({c.rollout_id for c in calls if c.answered is None and c.turn >= 2 and now - c.asked < late})
 
     async def _until(self, condition: Any, what: str, *, end_is_fine: bool = False) -> None:
         """Wait for a condition; RL must not end otherwise than done meanwhile."""

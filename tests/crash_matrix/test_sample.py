@@ -59,7 +59,7 @@ def bench_with(tmp_path: Path, events: list[dict[str, Any]], calls: list[Call], 
 
 
 RESTARTED = {"event": "restarted", "snapshot": "1-1", "gyms": {"gym": "restored"}, "refused": []}
-PUBLISHED = [{"event": "snapshot_published", "checkpoint_id": name} for name in ("1-1", "1-2")]
+PUBLISHED = [{"event": "snapshot_published", "checkpoint_id": name, "gyms": ["gym"]} for name in ("1-1", "1-2")]
 NOW = time.monotonic()
 
 
@@ -89,6 +89,12 @@ def test_a_rollout_that_failed_after_the_cut_may_begin_again(tmp_path: Path) -> 
 def test_an_older_snapshot_than_the_newest_is_found(tmp_path: Path) -> None:
     """I6: 1-2 was published, 1-1 was restored."""
     assert 1 == len(judge.newest_was_used(bench_with(tmp_path, [*PUBLISHED, RESTARTED], [], [])))
+
+
+def test_a_snapshot_without_the_gym_is_not_missed(tmp_path: Path) -> None:
+    """I6 looks for the newest one that holds the Gym: column 2 publishes others while a Gym is away."""
+    events = [*PUBLISHED[:1], {**PUBLISHED[1], "gyms": []}, RESTARTED]
+    assert [] == judge.newest_was_used(bench_with(tmp_path, events, [], []))
 
 
 def test_lost_and_doubled_and_differing_samples_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
