@@ -15,7 +15,7 @@ import pytest
 from reference_rl import failpoints
 from tests.crash_matrix import judge, report
 from tests.crash_matrix.bench import Bench, Kill
-from tests.crash_matrix.cells import RESTART, SAVE, VICTIMS, WORK, every_cell, part, sample
+from tests.crash_matrix.cells import RESTART, SAVE, VICTIMS, WORK, Cell, every_cell, part, sample
 from tests.crash_matrix.forks import fork_server
 from tests.crash_matrix.policy import Call, MatrixPolicy
 from tests.crash_matrix.story import Verdict, run_cell, uninterrupted
@@ -33,6 +33,19 @@ async def test_a_crash_of_every_kind_costs_nothing(tmp_path: Path) -> None:
             (tmp_path / str(number)).mkdir()
             verdict = await run_cell(forks, cell, tmp_path / str(number), yardstick)
             assert ("held", []) == (verdict.outcome, verdict.violations), cell.name
+
+
+@pytest.mark.timeout(120)
+async def test_a_participant_that_dies_while_a_controller_takes_office_costs_nothing(tmp_path: Path) -> None:
+    """CKPT-CTRL-021: killed between discovery and the first call: it is discovered again, and told again."""
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    async with fork_server() as forks:
+        yardstick = await uninterrupted(forks, tmp_path / "whole")
+        verdict = await run_cell(
+            forks, Cell("restart", "restart.claimed", None, "model"), tmp_path / "killed", yardstick
+        )
+    assert ("held", []) == (verdict.outcome, verdict.violations)
 
 
 def test_the_matrix_leaves_out_no_point_and_no_victim() -> None:
