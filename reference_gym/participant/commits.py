@@ -86,12 +86,16 @@ class Commits(Reads):
 
         Raises:
             ForbiddenTarget: it is not inside a root.
+            InsufficientStorage: there is no room to stage it.
         """
         if request.target.scheme == "file":
             return await asyncio.to_thread(confine, request.target.path, self.config.storage_roots)
         if self.staging is None:
             raise NotFound("there is no staging directory")
-        return self.staging.new_cut(request.checkpoint_id)
+        try:
+            return self.staging.new_cut(request.checkpoint_id)
+        except OSError as error:
+            raise write_error(error) from error
 
     def _capture(self, *, without_blocked: bool) -> Cut:
         """Capture the cut, by reference, at this instant (CKPT-COMMIT-002)."""

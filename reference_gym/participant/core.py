@@ -277,11 +277,11 @@ class Core:
                 pass
         if self.machine.open is None:
             self._commit = None
-            if before.open is not None and self.staging is not None:
-                self._tidy(self.staging, before.phase)
         self.gate.move(self._position())
         self._wake()
         self._order_lease()
+        if self.machine.open is None and before.open is not None and self.staging is not None:
+            self._tidy(self.staging, before.phase)  # Last: what happens on a disk must not keep a gate closed.
 
     def _tidy(self, staging: Staging, phase: Phase) -> None:
         """Remove uploads when a restore has ended, and staged files when a checkpoint has not ended as committed."""

@@ -8,6 +8,7 @@ CKPT-ERR-033).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -24,13 +25,14 @@ from pydantic import ValidationError
 from reference_gym.participant.artifacts import FRAME_BYTES, INDEX, MANIFEST, RESULTS, STATE, TOMBSTONES, frame
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.directories import hold
-from reference_gym.participant.errors import CheckpointCorrupt, StateIncompatible, StateMismatch
+from reference_gym.participant.errors import CheckpointCorrupt, Internal, StateIncompatible, StateMismatch
 from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.jsontext import NotJson, decode, decode_private
 from reference_gym.participant.result import Finished, Receipt
 from spec import wire
 from spec.messages import IndexRecord, ParticipantManifest
 
+_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 
 
@@ -129,10 +131,13 @@ def _open(path: Path) -> BinaryIO:
 
     Raises:
         CheckpointCorrupt: it is missing or something else than a plain file.
+        Internal: this process has no descriptor or memory left, which says nothing about the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
+        if error.errno in _OWN_FAULTS:
+            raise Internal(f"{path.name} cannot be opened: {error.strerror}") from error
         raise CheckpointCorrupt(f"{path.name} cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -190,11 +190,15 @@ class Participant(Commits):
 
         Raises:
             InvalidPhase: a checkpoint is open (CKPT-ART-005).
+            InsufficientStorage: there is no room for it (CKPT-ERR-031).
         """
         staging = self._staging()
         self._admit(caller)
         self._require_idle()
-        return staging.begin_upload(checkpoint_id, name)
+        try:
+            return staging.begin_upload(checkpoint_id, name)
+        except OSError as error:
+            raise write_error(error) from error
 
     async def finish_upload(self, caller: Caller, upload: Upload) -> None:
         """Make a received artifact appear.

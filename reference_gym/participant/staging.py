@@ -9,6 +9,7 @@ participant.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from reference_gym.participant.artifacts import MANIFEST, Durable
 from reference_gym.participant.errors import ArgumentConflict, NotFound
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 1024 * 1024
 
@@ -114,7 +117,13 @@ class Staging:
 
 
 def _empty(directory: Path) -> None:
-    for entry in directory.iterdir():
+    """Remove what can be removed; the rest goes the next time, for no phase and no gate may hang on it."""
+    try:
+        entries = list(directory.iterdir())
+    except OSError as error:
+        logger.warning("staged files remain for now: %s", error)
+        return
+    for entry in entries:
         shutil.rmtree(entry, ignore_errors=True)
 
 
