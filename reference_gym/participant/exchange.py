@@ -42,6 +42,11 @@ _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 _RETRY_AFTER_MS = 1_000
 
 Body = Callable[[], AsyncIterator[bytes]]
+"""Yields a body as far as it is asked for; raises ``ClientGone`` when the rest of it will not come."""
+
+
+class ClientGone(Exception):
+    """The client went away while its body was read: nothing was begun, and nobody is there to be answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from reference_gym.participant.errors import (
 from reference_gym.participant.exchange import (
     BYTES_TYPE,
     Body,
+    ClientGone,
     Request,
     Response,
     read_body,
@@ -110,7 +111,7 @@ class ControlPlane:
         }
 
     async def handle(self, request: Request, body: Body) -> Response:
-        """Answer one request; never raises but for cancellation.
+        """Answer one request; raises nothing but ``ClientGone``.
 
         Args:
             request: without its body.
@@ -128,6 +129,8 @@ class ControlPlane:
                 response = await self._put_artifact(request, values, body)
             else:
                 response = await self._post(route, request, body)
+        except ClientGone:
+            raise
         except Exception as error:
             response = refusal(error, operation)
         return stamped(response, self.participant)
@@ -251,10 +254,12 @@ class DataCall:
         self._schema = schema
 
     async def handle(self, request: Request, body: Body) -> Response:
-        """Answer one request; never raises but for cancellation."""
+        """Answer one request; raises nothing but ``ClientGone``."""
         try:
             require_token(request.header("authorization"), self._token)
             response = await self._answer(request, body)
+        except ClientGone:
+            raise
         except Exception as error:
             response = refusal(error, request.path)
         return stamped(response, self.participant)

@@ -7,10 +7,11 @@ Every error of the application is a problem document, those of the framework inc
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import ClientError, web
 from aiohttp.typedefs import Handler
 
 from reference_gym.participant import exchange, http, serving
@@ -49,7 +50,7 @@ def create_app(participant: Participant, *, control_token: str | None) -> web.Ap
     app[CONTROL_PLANE] = plane
 
     async def control(request: web.Request) -> web.StreamResponse:
-        return await _send(request, await plane.handle(_request(request), request.content.iter_any))
+        return await _send(request, await plane.handle(_request(request), _body(request)))
 
     async def stamp(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.setdefault(wire.HEADER_INCARNATION, participant.incarnation)
@@ -70,7 +71,7 @@ def handler_of(call: http.DataCall) -> Handler:
     """Return a route handler for a call of the data plane."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        return await _send(request, await call.handle(_request(request), request.content.iter_any))
+        return await _send(request, await call.handle(_request(request), _body(request)))
 
     return serve
 
@@ -142,6 +143,8 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         kind = _FRAMEWORK.get(error.status, InvalidRequest if error.status < 500 else ProtocolError)
         reason = error.reason or "the request is refused"
         return _answer(exchange.refusal(kind(reason, allow=error.headers.get("Allow")), operation))
+    except exchange.ClientGone:
+        return _answer(exchange.refusal(InvalidRequest("the body broke off"), operation))
     except Exception as error:
         return _answer(exchange.refusal(error, operation))
 
@@ -152,6 +155,17 @@ def _request(request: web.Request) -> exchange.Request:
         headers.setdefault(name.lower(), []).append(value)
     raw = request.rel_url
     return exchange.Request(request.method, raw.raw_path, raw.raw_query_string, headers)
+
+
+def _body(request: web.Request) -> exchange.Body:
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            async for piece in request.content.iter_any():
+                yield piece
+        except (ConnectionError, ClientError) as error:
+            raise exchange.ClientGone from error
+
+    return pieces
 
 
 async def _send(request: web.Request, response: exchange.Response) -> web.StreamResponse:

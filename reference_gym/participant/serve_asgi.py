@@ -21,17 +21,13 @@ from urllib.parse import quote
 from reference_gym.participant import exchange, http
 from reference_gym.participant.auth import Token
 from reference_gym.participant.errors import MethodNotAllowed, NotFound
-from reference_gym.participant.exchange import Request, Response
+from reference_gym.participant.exchange import ClientGone, Request, Response
 from reference_gym.participant.service import Participant
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class ClientGone(Exception):
-    """The client went away while its body was read: nobody is there to be answered."""
 
 
 class Application:

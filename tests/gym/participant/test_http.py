@@ -589,3 +589,22 @@ async def test_sigterm_with_nothing_to_lose_ends_the_process_at_once(tmp_path: P
     async with process(tmp_path, world, 600_000, "idle") as (gym, _):
         gym.send_signal(signal.SIGTERM)
         assert 0 == await asyncio.wait_for(gym.wait(), 20)
+
+
+async def test_a_body_that_breaks_off_is_no_call_and_no_fault(
+    served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """N1: TCP is dropped in the middle of a body; nothing changes, and the log has no failure of the server."""
+    async with served(tmp_path) as client:
+        before = client.gym.status
+        _, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        head = [f"POST {PREFIX}/retire HTTP/1.1", "Host: gym", "Content-Length: 100"]
+        head += [f"{name}: {value}" for name, value in client.headers().items()]
+        writer.write("\r\n".join(head).encode() + b'\r\n\r\n{"rollouts": [')
+        await writer.drain()
+        assert (await client.call("GET", "/checkpoint"))[0] == 200, "the server has read what was sent before"
+        writer.transport.abort()
+        for _ in range(3):
+            assert (await client.call("GET", "/checkpoint"))[0] == 200
+        assert before == client.gym.status
+    assert [] == [record.getMessage() for record in caplog.records if "failed, reference" in record.getMessage()]
