@@ -326,7 +326,8 @@ class SnapshotStore:
     def _probe(self) -> None:
         # Told apart at the start, not in the middle of the first save.
         probe = self._trash / f"probe.{uuid.uuid4().hex}"
-        renamed = probe.with_suffix(".renamed")
+        # Its own name each time: what a kill in the middle of this leaves must not be in the way of the next start.
+        renamed = self._trash / f"{probe.name}.renamed"
         try:
             durable.make_dir(probe)
             durable.write_file(probe / "content", b"")

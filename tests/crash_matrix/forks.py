@@ -43,7 +43,9 @@ class Forked:
     def send(self, number: signal.Signals) -> None:
         """Send it a signal, unless it has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            # Gone, and the server has not said so yet: its number is not given again so soon.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     async def wait(self, bound_s: float = 30.0) -> int:
         """Return its exit code, negative for a signal."""

@@ -227,6 +227,18 @@ def test_a_file_system_without_rename_is_refused_at_the_start(tmp_path: Path, mo
     assert [] == list((tmp_path / "snapshots/.trash").iterdir())
 
 
+def test_a_kill_in_the_middle_of_the_start_is_not_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N9: the probe of the file system leaves its directories where a SIGKILL ends it: the store opens all the same."""
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+        SnapshotStore(tmp_path / "snapshots", "r1")
+    left = list((tmp_path / "snapshots" / ".trash").iterdir())
+    assert left != []
+    assert [] == list(SnapshotStore(tmp_path / "snapshots", "r1").ids())
+
+
 def test_the_marker_is_replaced_whole_and_notices_damage(store: SnapshotStore) -> None:
     """CKPT-SNAP-033, -043, -044: the marker names its trainer checkpoint and the unfinished rollouts, and is sealed."""
     assert store.marker() is None
