@@ -111,12 +111,13 @@ class Driver(Walk):
         how = how or How()
         accepted = []
         for participant in self._addressed(operation, id, how):
+            hopeful = operation == "restore" and self._takes(participant, operation, id, how)
             reply = self.send(participant, operation, id, how, fault)
             good = reply is not None and reply.ok
             accepted.append(good or reply is None)
             if operation == "prepare" and len(self.everyone) > 1 and not (good and reply and reply["ready"]):
                 break
-            if operation == "restore" and reply is not None and not good:
+            if hopeful and reply is not None and not good:
                 break
         if operation == "restore" and len(set(accepted)) > 1:
             self._give_up(id)
@@ -127,11 +128,11 @@ class Driver(Walk):
         everyone = self.everyone[::-1] if ORDER.get(operation) == "descending" else self.everyone
         if operation != "restore" or len(everyone) == 1:
             return everyone
-        takes = {p.name: self._takes(p, self.compose(p, operation, id, how)[0]) for p in everyone}
+        takes = {p.name: self._takes(p, operation, id, how) for p in everyone}
         return everyone if len(set(takes.values())) == 1 else [p for p in everyone if not takes[p.name]]
 
-    def _takes(self, participant: Participant, call: Call) -> bool:
-        watch = self.watches[participant.name]
+    def _takes(self, participant: Participant, operation: str, id: CheckpointId, how: How) -> bool:
+        watch, (call, _) = self.watches[participant.name], self.compose(participant, operation, id, how)
         states = model.unfold(watch.states)
         return any(one.code is None and one.after.phase == "restored" for s in states for one in model.step(s, call))
 

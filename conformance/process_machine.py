@@ -29,7 +29,7 @@ from spec.wire import CheckpointId
 LONGEST_GRACE_MS = 4_000
 """SIGTERM with an open checkpoint is tried only where `limits.shutdown_grace_ms` is not longer."""
 
-MOST_ENDS = 3
+MOST_ENDS = 2
 """How often one example ends the process; each takes up to a second."""
 
 End = Literal["kill", "term"]
