@@ -272,7 +272,7 @@ class Capture:
     def _target(self, member: Member) -> dict[str, str]:
         alias, name = member.key
         path = self._draft.directory("gym", alias, name)
-        if "file" not in member.participant.capabilities.storage:
+        if not member.participant.by_file:
             return {"scheme": "http"}
         root = self._visible_as.get(alias)
         if root is None:

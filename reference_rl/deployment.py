@@ -28,6 +28,7 @@ class Participant:
 
     client: GymClient
     capabilities: messages.Capabilities
+    shares_files: bool = True
 
     @property
     def name(self) -> str:
@@ -43,6 +44,11 @@ class Participant:
     def incarnation(self) -> str:
         """Return the incarnation under which the controller calls it."""
         return self.client.expected_incarnation or self.capabilities.incarnation
+
+    @property
+    def by_file(self) -> bool:
+        """Return whether its cuts go through a directory that it shares with the controller, not through HTTP."""
+        return self.shares_files and "file" in self.capabilities.storage
 
     def owns(self, what: str) -> bool:
         """Return whether it owns rollouts, sessions or a ledger."""
@@ -69,6 +75,7 @@ class Deployment:
         token: the control plane's bearer token.
         settings: limits and retries of single calls.
         optional: whether a snapshot may leave the Gym out.
+        shares_files: whether it sees the directory of the snapshots; otherwise its cuts go through HTTP.
     """
 
     def __init__(
@@ -81,9 +88,11 @@ class Deployment:
         token: str | None = None,
         settings: ClientSettings | None = None,
         optional: bool = False,
+        shares_files: bool = True,
     ) -> None:
         self.alias = alias
         self.optional = optional
+        self._shares_files = shares_files
         self.participants: tuple[Participant, ...] = ()
         self._addresses = addresses
         self._http = http
@@ -135,7 +144,7 @@ class Deployment:
                 raise Incompatible(self.alias, [f"{url} and {other} both call themselves {capabilities.name!r}."])
             client.name = f"{self.alias}/{capabilities.name}"
             client.expected_incarnation = capabilities.incarnation
-            found[capabilities.name] = Participant(client, capabilities)
+            found[capabilities.name] = Participant(client, capabilities, self._shares_files)
             waiting += [(peer.url.rstrip("/"), peer.name) for peer in capabilities.participants or ()]
         missing = sorted(set(required) - found.keys())
         if missing:
@@ -235,6 +244,8 @@ def _why_unusable(participant: Participant, switches: Switches) -> list[str]:
         )
     if switches.captures_gyms and not capabilities.storage:
         reasons.append(f"{name} offers no storage to save its state in.")
+    elif switches.captures_gyms and not participant.by_file and "http" not in capabilities.storage:
+        reasons.append(f"{name} shares no files with this controller and does not serve its cuts over HTTP.")
     return reasons
 
 

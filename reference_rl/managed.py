@@ -189,6 +189,7 @@ def assemble(
             token=settings.tokens.control.read(),
             settings=settings.client.build(),
             optional=gym.optional,
+            shares_files=gym.shares_files,
         )
         for gym in settings.gyms
     ]

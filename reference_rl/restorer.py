@@ -256,7 +256,7 @@ class Restorer:
         if snapshot is not None:
             entry = next(p for p in snapshot.gym(gym.alias).participants if p.name == participant.name)  # type: ignore[union-attr] # chosen because it holds the Gym
             source = {"checkpoint_id": str(snapshot.checkpoint_id), "manifest_digest": entry.manifest.digest}
-            if "file" in participant.capabilities.storage:
+            if participant.by_file:
                 source = {"scheme": "file", "path": self._path(gym, participant, snapshot), **source}
             else:
                 source = {"scheme": "http", **source}

@@ -29,13 +29,17 @@ class _Settings(BaseModel):
 
 
 class GymSettings(_Settings):
-    """One Gym: where to find it, and under which path it sees this run's snapshots."""
+    """One Gym: where to find it, and under which path it sees this run's snapshots, if it sees them at all.
+
+    With ``shares_files: false`` its cuts travel over HTTP (feature `artifacts_http`).
+    """
 
     alias: Name
     url: Annotated[str, Field(pattern=r"^https?://[^/?#]")] | None = None
     announce: Path | None = None
     optional: bool = False
     snapshot_dir: Path | None = None
+    shares_files: bool = True
 
     @model_validator(mode="after")
     def _one_address(self) -> Self:

@@ -82,7 +82,7 @@ class SnapshotWriter:
             SnapshotFailed: a cut is not what its participant reported.
         """
         for cut in cuts:
-            if "file" not in cut.member.participant.capabilities.storage:
+            if not cut.member.participant.by_file:
                 await self._fetch(cut)
         return await asyncio.to_thread(self._assemble, cuts, list(gyms), await self._plane_rows(cuts))
 

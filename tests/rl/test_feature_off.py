@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With checkpointing off nobody can tell this client from one that never heard of it, byte by byte."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.rl.harness import running, settings
+
+TOKEN = "data-token-of-a-test"
+ENVIRONMENT = "scripted"
+
+
+class Recorder:
+    """Serves `POST /run` on a plain socket, and keeps every byte that it receives.
+
+    Attributes:
+        requests: what was received, one entry for each request, as it was on the wire.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[bytes] = []
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Return its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer every request of one connection with a finished rollout."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+                )
+                self.requests.append(head + await reader.readexactly(length))
+                body = {"outcome": "completed", "reward": 1.0, "turns": 1, "messages": []}
+                content = json.dumps({"rollout_id": "x", "body": body, "info": {"attempt": 0}}).encode()
+                answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                writer.write(answer % len(content) + content)
+                await writer.drain()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def recording() -> AsyncIterator[Recorder]:
+    """Run a recorder on loopback."""
+    recorder = Recorder()
+    server = await asyncio.start_server(recorder.converse, "127.0.0.1", 0)
+    recorder.port = server.sockets[0].getsockname()[1]
+    try:
+        yield recorder
+    finally:
+        server.close()
+
+
+async def minimal_client(url: str, groups: int, siblings: int) -> set[str]:
+    """Be a client without the feature: one POST for each sibling, and four numbers at the end.
+
+    Returns:
+        The names of its metrics.
+    """
+    metrics = dict.fromkeys(("rollouts_unfinished", "rollouts_finished", "rollouts_failed", "samples_trained"), 0)
+    async with httpx.AsyncClient(timeout=None) as http:  # noqa: S113  # the call is held for as long as its rollout runs
+        for group in range(groups):
+            for sibling in range(siblings):
+                start = {
+                    "environment": ENVIRONMENT,
+                    "task": {"seed": 7 + group},
+                    "seed": 1000 * group + sibling,
+                    "limits": {"max_turns": 5, "episode_ms": 3_600_000},
+                    "policy": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "chat_completions"},
+                }
+                reply = await http.post(f"{url}/run", json=start, headers={"Authorization": f"Bearer {TOKEN}"})
+                metrics["rollouts_finished"] += "body" in reply.json()
+    return set(metrics)
+
+
+async def test_with_checkpointing_off_no_byte_and_no_metric_differs(tmp_path: Path, monkeypatch: Any) -> None:
+    """CKPT-DISC-031, CKPT-DISC-032, N14: a whole run with a snapshot in it: the same wire, the same metrics."""
+    monkeypatch.setenv("GYM_CHECKPOINT_DATA_TOKEN", TOKEN)
+    async with recording() as wire:
+        tasks = {"environment": ENVIRONMENT, "groups": 2, "siblings": 3}
+        async with running(settings(tmp_path / "run", wire.url, column=0, tasks=tasks)) as run:
+            await run.event("trained")
+            await run.snapshot()
+            assert await run.done() == 0
+        ours, wire.requests = wire.requests, []
+        names = await minimal_client(wire.url, 2, 3)
+        theirs = wire.requests
+    assert 6 == len(theirs)
+    assert sorted(theirs) == sorted(ours)
+    assert names == json.loads((tmp_path / "run/metrics.json").read_text()).keys()
