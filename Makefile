@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: demo test lint docs bench soak lock clean
+.PHONY: demo test lint docs bench mutants crash-matrix soak lock clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -33,6 +33,16 @@ docs: $(STAMP)  ## The rendered specification in build/docs (works from disk)
 
 bench: $(STAMP)  ## Benchmarks: ratios within one run, JSON in build/bench (at most 15 minutes)
 	@timeout 900 $(BIN)/python -m benchmarks.pause $(ARGS)
+
+mutants: $(STAMP)  ## Every broken Gym against the suite, and the clean one as control: build/mutants.json (at most 90 minutes)
+	@timeout 5400 $(BIN)/python -m tests.mutants run $(ARGS)
+
+crash-matrix: $(STAMP)  ## SIGKILL of every process at every named step, singly and in pairs: build/crash-matrix.json (at most 60 minutes)
+	@timeout 3600 $(BIN)/python -m tests.crash_matrix --minutes 55 $(ARGS)
+
+soak: $(STAMP)  ## Many rollouts under kills at random instants, then random kills of the demo (at most 60 minutes)
+	@timeout 2400 $(BIN)/python -m tests.crash_matrix.soak --minutes 30 $(ARGS)
+	@timeout 1200 $(BIN)/python -m reference_rl.demo --siblings 6 --turns 30 --chaos 20 --out build/soak/demo
 
 lock:  ## Write the lock file anew; needs uv on the PATH
 	uv pip compile --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \
