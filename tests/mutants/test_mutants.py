@@ -134,7 +134,7 @@ def test_the_suite_finds_a_broken_gym(name: str, key: str, processes: str, tmp_p
     """The checks of what it breaks are red."""
     mutant = MUTANTS[name]
     assert key in mutant.breaks
-    plan = runner.Plan(budget="quick", processes=processes, machine=False, timeout_s=90, output=tmp_path)
+    plan = runner.Plan(budget="quick", processes=processes, machine=False, timeout_s=110, output=tmp_path)
     run = runner.run_one(name, plan, selection=selection(key))
     assert run.found is not None, run.log
     assert judging.judge(mutant, run.found, ()).killed, run.log
@@ -144,6 +144,6 @@ def test_the_suite_finds_a_broken_gym(name: str, key: str, processes: str, tmp_p
 def test_the_unmutated_gym_passes_the_same_checks(processes: str, tmp_path: Path) -> None:
     """What finds the broken Gyms finds nothing in the one that is whole."""
     checks = {name for _, key, form in QUICK if form == processes for name in selection(key)}
-    plan = runner.Plan(budget="quick", processes=processes, machine=False, timeout_s=90, output=tmp_path)
+    plan = runner.Plan(budget="quick", processes=processes, machine=False, timeout_s=110, output=tmp_path)
     run = runner.run_one(CLEAN, plan, selection=sorted(checks))
     assert (0, ()) == (run.exit_code, run.found), run.log

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_gym.agent.loop import GymAgent
+from reference_gym.participant.policy import PolicyClient
 from reference_gym.participant.rollout import Rollout
 from tests.mutants.seam import wrap
 
@@ -17,9 +17,11 @@ def apply() -> None:
     """Break it."""
     ungated: set[Any] = set()
 
-    @wrap(GymAgent, "_generate")
-    async def generate(original: Any, self: GymAgent, rollout: Any, state: Any, budget: Any) -> Any:
-        reply = await original(self, rollout, state, budget)
+    @wrap(PolicyClient, "ask")
+    async def ask(
+        original: Any, self: PolicyClient, rollout: Any, messages: Any, tools: Any, budget: Any, *, headers: bool = True
+    ) -> Any:
+        reply = await original(self, rollout, messages, tools, budget, headers=headers)
         (ungated.discard if reply.calls else ungated.add)(rollout)
         return reply
 
