@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from reference_rl import view
 from reference_rl.errors import InvariantViolated, RlError, SettingsError, SnapshotDamaged
 from reference_rl.managed import ManagedSession
 from reference_rl.older import OlderSession
@@ -53,7 +55,7 @@ async def _run(settings: RunSettings) -> int:
         if session.is_done():
             session.events.emit("done", already=True)
             return EXIT_DONE
-        code = await session.run()
+        code = await _shown(session)
     except InvariantViolated as error:
         session.events.emit("invariant_violated", reason=str(error), evidence=str(session.save_evidence(error)))
         raise
@@ -61,10 +63,22 @@ async def _run(settings: RunSettings) -> int:
         session.events.emit("failed_run", reason=str(error), kind=type(error).__name__)
         raise
     else:
-        typer.echo(summary(session))
+        if sys.stdout.isatty():
+            typer.echo(summary(session))
+        else:
+            view.json_lines(sys.stdout)({"event": "summary", "t": time.time(), "text": summary(session)})
         return code
     finally:
         session.close()
+
+
+async def _shown(session: Session) -> int:
+    """Run a session under a live view, or with every event as a JSON line where nobody looks at a terminal."""
+    if not sys.stdout.isatty():
+        session.events.mirror = view.json_lines(sys.stdout)
+        return await session.run()
+    async with view.live(session):
+        return await session.run()
 
 
 @app.command()

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +35,14 @@ class Events:
 
     Args:
         path: the file; lines are added to what is there. ``None`` keeps the counters alone.
+
+    Attributes:
+        mirror: when set, is given every event as it is written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.counters: Counter[str] = Counter()
+        self.mirror: Callable[[Mapping[str, Any]], None] | None = None
         flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
         self._file = os.fdopen(os.open(path, flags, durable.FILE_MODE), "ab", buffering=0) if path else None
 
@@ -47,8 +52,11 @@ class Events:
         if event in LOUD:
             said = ", ".join(f"{name} {fields[name]}" for name in ("gym", "mode", "reason") if fields.get(name))
             _log.warning("%s: %s", event, said)
+        content = {"event": event, "t": time.time(), **fields}
+        if self.mirror is not None:
+            self.mirror(content)
         if self._file is not None:
-            line = json.dumps({"event": event, "t": time.time(), **fields}, default=str)
+            line = json.dumps(content, default=str)
             # One write per line: a reader never sees half of one.
             self._file.write(line.encode() + b"\n")
 

@@ -84,7 +84,7 @@ class RolloutManager:
         self._lost: asyncio.Event = asyncio.Event()
         self._work: asyncio.Event = asyncio.Event()
         self._debts: asyncio.Event = asyncio.Event()
-        self._unreachable_since: float | None = None
+        self._unreachable_since: dict[str, float] = {}
         self._settling: asyncio.Lock = asyncio.Lock()
         self._rewind = False
 
@@ -100,7 +100,7 @@ class RolloutManager:
             InvariantViolated: the run must stop, with its evidence.
         """
         self._lost.clear()
-        self._unreachable_since = None
+        self._unreachable_since.clear()
         loops: list[Coroutine[Any, Any, None]] = [self._dispatch(), self._feed(), self._ack(), self._watch()]
         tasks = [asyncio.create_task(loop) for loop in loops]
         lost = asyncio.create_task(self._lost.wait())
@@ -120,7 +120,7 @@ class RolloutManager:
     async def _dispatch(self) -> None:
         while True:
             self._work.clear()
-            progress = await self._guarded(self._dispatch_batch())
+            progress = await self._guarded("dispatch", self._dispatch_batch())
             if not progress:
                 await _within(self._work, IDLE_S)
 
@@ -212,7 +212,7 @@ class RolloutManager:
         after: str | None = None
         while True:
             if feed is None:
-                status = await self._guarded(self.gym.owner.client.status())
+                status = await self._guarded("status", self.gym.owner.client.status())
                 if status is not None:
                     self.gym.check_controller(self.gym.owner, status)
                 feed, after = (status.feed if status else None), None
@@ -222,7 +222,7 @@ class RolloutManager:
             if self._rewind:
                 self._rewind, after = False, None
             wait_ms = min(FEED_WAIT_MS, self.gym.owner.capabilities.limits.max_wait_ms)
-            page = await self._guarded(self.gym.owner.client.results(after, wait_ms))
+            page = await self._guarded("results", self.gym.owner.client.results(after, wait_ms))
             if page is None:
                 continue
             if page.feed != feed:
@@ -286,7 +286,7 @@ class RolloutManager:
     async def _ack(self) -> None:
         while True:
             self._debts.clear()
-            await self._guarded(self.settle_debts())
+            await self._guarded("acks", self.settle_debts())
             await _within(self._debts, DEBT_REST_S)
 
     async def settle_debts(self) -> int:
@@ -316,19 +316,23 @@ class RolloutManager:
         known = self.gym.incarnations()
         while True:
             await asyncio.sleep(self._health_s)
-            present = await self._guarded(self.gym.read_incarnations())
+            present = await self._guarded("incarnations", self.gym.read_incarnations())
             if present is not None and present != known:
                 changed = sorted(name for name in known if present.get(name) != known[name])
                 self._events.emit("incarnation_changed", gym=self.gym.alias, participants=changed)
                 self.lose()
                 return
-            stopped = await self._guarded(self._living.restart_stopped(self.gym))
+            stopped = await self._guarded("stopped", self._living.restart_stopped(self.gym))
             if stopped:
                 self._events.emit("restarted_in_place", gym=self.gym.alias, rollouts=stopped)
                 self._work.set()
 
-    async def _guarded(self, work: Awaitable[T]) -> T | None:
-        """Await one call; a failure is noted and waited out, a lost Gym ends the loops, only what is fatal leaves."""
+    async def _guarded(self, what: str, work: Awaitable[T]) -> T | None:
+        """Await one call; a failure is noted and waited out, a lost Gym ends the loops, only what is fatal leaves.
+
+        Each kind of call has its own clock: a dispatcher with nothing to send, or the one participant that still
+        answers, proves nothing about the others.
+        """
         try:
             value = await work
         except (Superseded, InvariantViolated):
@@ -340,15 +344,15 @@ class RolloutManager:
                 # The same call again cannot help (a token, a limit, a path): the run ends with this reason.
                 raise
             now = time.monotonic()
-            if self._unreachable_since is None:
-                self._unreachable_since = now
+            since = self._unreachable_since.setdefault(what, now)
+            if since == now:
                 self._events.emit("gym_trouble", gym=self.gym.alias, reason=str(error))
-            elif isinstance(error, Unreachable) and now - self._unreachable_since > self._health_s:
+            elif isinstance(error, Unreachable) and now - since > self._health_s:
                 # Gone, perhaps to another address: recovery discovers anew and waits for it.
                 self.lose()
             await asyncio.sleep(IDLE_S)
             return None
-        self._unreachable_since = None
+        self._unreachable_since.pop(what, None)
         return value
 
 

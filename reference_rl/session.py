@@ -162,10 +162,14 @@ class Session:
         await asyncio.to_thread(self.write_metrics)
         return report
 
+    def values(self) -> dict[str, float]:
+        """Return every metric as it is now."""
+        health = self.checkpointer.health if self.checkpointer is not None else None
+        return metrics.collect(self.settings.switches, self.ledger, self.events, health)
+
     def write_metrics(self) -> dict[str, float]:
         """Publish `metrics.json` and return what it holds."""
-        health = self.checkpointer.health if self.checkpointer is not None else None
-        values = metrics.collect(self.settings.switches, self.ledger, self.events, health)
+        values = self.values()
         metrics.write(self.settings.run_dir, values)
         return values
 

@@ -100,7 +100,7 @@ async def _crash(bench: Bench, cell: Cell) -> None:
         points.append(f"{cell.second}:1")
     await bench.start_gym()
     await bench.start_rl(*points)
-    await _first_snapshot(bench)
+    await first_snapshot(bench)
     await bench.policy.let({A: 99, B: 4})
     if cell.kind == "work":
         await bench.stopped_at(cell.first)
@@ -126,7 +126,8 @@ async def _crash(bench: Bench, cell: Cell) -> None:
     await _kill(bench, cell.victim, cell.second)
 
 
-async def _first_snapshot(bench: Bench) -> None:
+async def first_snapshot(bench: Bench) -> None:
+    """Wait until A, B and C hold 4, 2 and 4 turns, and take the first snapshot."""
     asked = bench.policy.was_asked
     await until(lambda: asked("_s0", 5) and asked("_s1", 3) and asked("_s2", 5), "three rollouts hold turns", BOUND_S)
     assert bench.client is not None

@@ -26,6 +26,7 @@ class Recorder:
     def __init__(self) -> None:
         self.requests: list[bytes] = []
         self.port = 0
+        self.connections: set[asyncio.Task[None] | None] = set()
 
     @property
     def url(self) -> str:
@@ -34,6 +35,13 @@ class Recorder:
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer every request of one connection with a finished rollout."""
+        self.connections.add(asyncio.current_task())
+        try:
+            await self._answer_all(reader, writer)
+        finally:
+            writer.close()
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -46,7 +54,6 @@ class Recorder:
                 answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                 writer.write(answer % len(content) + content)
                 await writer.drain()
-        writer.close()
 
 
 @contextlib.asynccontextmanager
@@ -59,6 +66,11 @@ async def recording() -> AsyncIterator[Recorder]:
         yield recorder
     finally:
         server.close()
+        tasks = [task for task in recorder.connections if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
 
 
 async def minimal_client(url: str, groups: int, siblings: int) -> set[str]:
