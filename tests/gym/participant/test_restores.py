@@ -286,6 +286,22 @@ async def test_lists_that_disagree_with_the_files_name_their_rollouts(gym: Gym) 
     assert ("open", 2) == (gym.status["gate"], gym.status["counts"]["live"])
 
 
+async def test_on_a_busy_loop_a_restore_that_waited_is_not_ready_all_the_same(tmp_path: Path) -> None:
+    """CKPT-RESTORE-009: wait and call are found due in one step; the failure of the wait is told."""
+    clock = MovedClock()
+    gym = Gym(tmp_path, clock=clock)
+    gym.world.hold("a/1/1")
+    await gym.start("a")
+    gym.loop.reply("a", [("add", 1)])
+    await until(lambda: gym.world.begun)
+    restoring = asyncio.ensure_future(refused(gym.restore("1-1", None, timeout_ms=300)))
+    await until(lambda: gym.status["phase"] == "restoring" and gym.status["gate"] == "closed")
+    await settle()
+    clock.stall(10.0)
+    assert "not_ready" == (await asyncio.wait_for(restoring, 5)).code
+    gym.world.release("a/1/1")
+
+
 async def test_a_restore_waits_for_handlers_here_and_not_for_turns(tmp_path: Path) -> None:
     """N22: a running handler is waited for until the time limit, then not_ready with the blocker and all as before."""
     clock = MovedClock()
