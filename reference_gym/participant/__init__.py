@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The participant kit: what any Gym can embed to become a participant of the Gym Checkpoint Protocol.
 
-Knows no environment and, but for ``serve_aiohttp``, no web framework. An author reads ``state`` (what to implement) and
-``rollout`` (what the agent loop holds), builds a ``Participant``, adds ``Sessions`` or parts of its own, and serves it.
+Knows no environment but the one of ``conformance``, and no web framework but in ``serve_aiohttp``. An author reads
+``state`` (what to implement) and ``rollout`` (what the agent loop holds), builds a ``Participant``, adds ``Sessions``
+or parts of its own, and serves it with ``serve_aiohttp`` or ``serve_asgi``; ``policy`` asks the policy, with retries and
+time budgets, and ``serving`` ends the process as it should. ``examples/fastapi_gym`` shows all of it.
 """
 
 from __future__ import annotations
