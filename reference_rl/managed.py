@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -17,6 +18,7 @@ from reference_rl.dataplane import DataPlane
 from reference_rl.deployment import Deployment
 from reference_rl.errors import Incompatible, RecoveryFailed
 from reference_rl.events import Events
+from reference_rl.gateway import gateway
 from reference_rl.ledger import Ledger
 from reference_rl.living import GymReport, Living
 from reference_rl.recovery import Recovery, RestartReport
@@ -36,7 +38,13 @@ class ManagedSession(Session):
     async def run(self) -> int:
         """Recover, run to the end or to SIGTERM, return the exit code."""
         self.events.emit("started", column=self.settings.column, run_id=self.settings.run_id)
-        async with make_http(self.settings.client.build(), self.transport) as http:
+        async with (
+            make_http(self.settings.client.build(), self.transport) as http,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            if self.settings.gateway:
+                seen = await stack.enter_async_context(gateway(self.settings.policy, self.plane))
+                self.settings = self.settings.model_copy(update={"policy": seen})
             self._assemble(http)
             with self.signals():
                 report = await self.recovery.start(trainer_survives=self.settings.trainer.survives)

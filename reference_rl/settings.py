@@ -171,13 +171,17 @@ class RecoverySettings(_Settings):
 
 
 class RunSettings(_Settings):
-    """Everything that one run needs to know."""
+    """Everything that one run needs to know.
+
+    With ``gateway`` (columns 2 and 3) the Gyms call the policy through this process, which keeps its token rows.
+    """
 
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     run_dir: Path
     column: Column = 0
     gyms: Annotated[tuple[GymSettings, ...], Field(min_length=1)]
     policy: Policy
+    gateway: bool = False
     tasks: tuple[TaskSettings, ...]
     granularity: Granularity = "sibling"
     snapshot: SnapshotSettings = SnapshotSettings()
