@@ -3,8 +3,8 @@
 
 Knows no environment but the one of ``conformance``, and no web framework but in ``serve_aiohttp``. An author reads
 ``state`` (what to implement) and ``rollout`` (what the agent loop holds), builds a ``Participant``, adds ``Sessions``
-or parts of its own, and serves it with ``serve_aiohttp`` or ``serve_asgi``; ``policy`` asks the policy, with retries and
-time budgets, and ``serving`` ends the process as it should. ``examples/fastapi_gym`` shows all of it.
+or parts of its own, and serves it with ``serve_aiohttp`` or ``serve_asgi``. Beside that, ``policy`` asks the policy,
+with retries and time budgets, and ``serving`` ends the process as it should; ``examples/fastapi_gym`` shows it all.
 """
 
 from __future__ import annotations
