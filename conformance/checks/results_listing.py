@@ -197,6 +197,7 @@ def a_read_that_waits_lands_in_the_new_feed(case: Case) -> None:
 @check(
     "CKPT-COMMIT-006",
     "CKPT-FENCE-009",
+    "CKPT-FENCE-011",
     "CKPT-RESTORE-037",
     profile="checkpoint",
     features=COMMON,
@@ -213,7 +214,7 @@ def tombstones_come_from_the_cut(case: Case) -> None:
     restore_cut(case, cut)
     kept = case.outcome({**before.item, "attempt": 1})
     case.equal("released", kept["outcome"], "of the cut", "CKPT-COMMIT-006", "CKPT-FENCE-009")
-    case.equal("stale_attempt", case.outcome(after.item)["outcome"], "after the cut", "CKPT-FENCE-009")
+    case.equal("stale_attempt", case.outcome(after.item)["outcome"], "after the cut", "CKPT-FENCE-011")
     case.equal(asked, case.witness.asked(after.rollout_id), "it does not start by itself", "CKPT-RESTORE-037")
     again = Rollout(after.rollout_id, 1, {**after.item, "attempt": 1}, DEFAULT_SCRIPT)
     case.equal("started", case.outcome(again.item)["outcome"], "its next attempt", "CKPT-FENCE-009")

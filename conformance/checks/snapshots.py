@@ -170,7 +170,14 @@ def a_repeated_start_moves_to_another_policy(case: Case) -> None:
 
 
 @check(
-    "CKPT-ENV-006", "CKPT-COMMIT-005", "CKPT-INV-002", profile="checkpoint", features=COMMON, world=True, storage=True
+    "CKPT-ENV-006",
+    "CKPT-COMMIT-005",
+    "CKPT-GATE-004",
+    "CKPT-INV-002",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+    storage=True,
 )
 def a_turn_that_was_open_is_in_the_cut_whole(case: Case) -> None:
     """N1: the gate closes during the first of three effects; cut, restore: equal to the uninterrupted run."""

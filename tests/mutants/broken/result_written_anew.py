@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A restored result is parsed and written anew: the same JSON value, other bytes than its receipt names."""
+"""A restored result is parsed and written anew: the same JSON value, other bytes than its receipt names.
+
+A second cycle ends at a restore that refuses the text, because it is not the one of its receipt (added after the first
+run: ENV-026).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from reference_gym.participant.feed import Feed
 from tests.mutants.seam import wrap
 
 TARGETS = "feed"
-BREAKS = ("CKPT-RESULT-002", "CKPT-RESULT-004", "CKPT-FEED-016", "CKPT-RESTORE-021")
+BREAKS = ("CKPT-RESULT-002", "CKPT-RESULT-004", "CKPT-FEED-016", "CKPT-RESTORE-021", "CKPT-ENV-026")
 
 
 def apply() -> None:
