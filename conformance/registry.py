@@ -59,6 +59,9 @@ class Check:
         return (self.body.__doc__ or self.name).strip().splitlines()[0]
 
 
+MACHINE = "machine"
+"""The chapter of the checks that the state machine judges; the runner does not call them."""
+
 _CHECKS: dict[str, Check] = {}
 
 
@@ -115,8 +118,15 @@ def register(check: Check) -> None:
 
 
 def all_checks() -> Mapping[str, Check]:
-    """Return every check by name, in the order of chapters and of the functions in them."""
+    """Return every check that the runner calls, by name, in the order of chapters and of the functions in them."""
     package = importlib.import_module("conformance.checks")
     for module in sorted(found.name for found in pkgutil.iter_modules(package.__path__)):
         importlib.import_module(f"conformance.checks.{module}")
-    return dict(_CHECKS)
+    return {name: check for name, check in _CHECKS.items() if check.chapter != MACHINE}
+
+
+def every_check() -> Mapping[str, Check]:
+    """Return every check by name, those included whose judgements the state machine makes."""
+    called = all_checks()
+    importlib.import_module("conformance.machine_run")
+    return {**called, **{name: check for name, check in _CHECKS.items() if check.chapter == MACHINE}}
