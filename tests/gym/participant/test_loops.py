@@ -103,7 +103,7 @@ async def test_a_state_that_is_no_json_fails_its_rollout_alone(gym: Gym) -> None
 @pytest.mark.parametrize(
     "usage",
     [Usage(data_ref={"neither": 1}), Usage(usage={"tokens": -1}), Usage(version=-3), Usage(data_ref=object())],
-    ids=str,
+    ids=["a reference of neither form", "negative tokens", "a negative version", "no JSON"],
 )
 async def test_what_a_loop_notes_cannot_break_the_feed(gym: Gym, usage: Usage) -> None:
     """A reference, a count or a version that does not fit the schema becomes a failure that does."""
