@@ -216,7 +216,7 @@ async def test_a_dead_handler_makes_its_rollout_restart(gym: Gym) -> None:
         (Success("completed", 1.0, [{"content": 2**60}], {"big": 2**60}), None),
         (Success("completed", 0.1 + 0.2, [{"content": "\U0001f600\u2028"}]), None),
     ],
-    ids=str,
+    ids=lambda value: str(value).partition(" object at")[0][:100],
 )
 async def test_what_cannot_be_represented_is_a_failure_and_never_breaks_the_feed(
     tmp_path: Path, success: Success, kind: str | None
