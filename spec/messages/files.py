@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from spec.messages._base import (
     MAX_ITEMS,
@@ -55,11 +62,24 @@ DataRefs = Annotated[Items[DataRef], Field(max_length=100_000)]
 Owns = Annotated[Items[Owned], Field(min_length=1, max_length=3), known_only(Owned), UNIQUE]
 
 
+def _exact(value: object, check: ValidatorFunctionWrapHandler) -> float:
+    """Return a number as it came: a whole one beyond 2**53 has no exact form as a float."""
+    number: float = check(value)
+    return value if type(value) is int else number
+
+
+def _as_it_is(number: float) -> Any:
+    return number
+
+
+Number = Annotated[float, WrapValidator(_exact), PlainSerializer(_as_it_is)]
+
+
 class ResultBody(Response):
     """The success of a rollout: holds nothing that depends on time, attempt or process."""
 
     outcome: BodyOutcome
-    reward: float
+    reward: Number
     turns: TurnsDone
     messages: Annotated[Items[JsonObject], Field(max_length=1_000_000)]
     final: Absent[JsonObject] = None

@@ -78,6 +78,19 @@ def test_a_message_gives_back_what_it_read(name: str) -> None:
     round_trip()
 
 
+@pytest.mark.parametrize("reward", [2**60, -(2**60) + 1, 1, 1.0, 0.1 + 0.2, 1e300])
+def test_a_reward_stays_the_number_that_it_was(reward: float) -> None:
+    """N10: a whole number beyond 2**53 is not rounded to the nearest float."""
+    examples = (
+        json.loads(f.read_text(encoding="utf-8")) for f in sorted((V1 / "examples/result/valid").glob("*.json"))
+    )
+    value = next(example for example in examples if "body" in example)
+    value["body"]["reward"] = reward
+    written = MESSAGES["result"].of(value).to_object()["body"]["reward"]
+    assert (reward, type(reward)) == (written, type(written))
+    assert value == MESSAGES["result"].read(MESSAGES["result"].of(value).to_json()).to_object()
+
+
 def unknown_values() -> Iterator[Any]:
     """Return a parameter per enumeration of a response: an example with an unknown value in it, and the fallback."""
     seen: set[tuple[str, str]] = set()
