@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from conformance.registry import Check, every_check
 from spec import load
@@ -96,15 +95,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in inside.split(",") if name.strip())
 
 
-def files() -> list[Path]:
-    """Return the requirement files: the merged one, or its parts."""
-    root = load().root
-    merged = root / "requirements.yaml"
-    return [merged] if merged.is_file() else sorted((root / "requirements.d").glob("*.yaml"))
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Say where files and registry disagree; with `--write`, edit the files first."""
+    """Say where files and registry disagree; with `--write`, edit the file first."""
     checks = every_check()
     if "--write" in arguments:
         registry = {
@@ -113,8 +105,8 @@ def main(arguments: Sequence[str]) -> int:
             if key in load().requirements and load().requirements[key].binds == "gym"
         }
         controller = {k: v.checks for k, v in load().requirements.items() if v.binds != "gym" and v.checks}
-        for path in files():
-            path.write_text(edit(path.read_text(encoding="utf-8"), {**registry, **controller}), encoding="utf-8")
+        path = load().root / "requirements.yaml"
+        path.write_text(edit(path.read_text(encoding="utf-8"), {**registry, **controller}), encoding="utf-8")
         load.cache_clear()
     found = disagreements(checks)
     for sentence in found:
