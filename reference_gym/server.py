@@ -27,8 +27,10 @@ from reference_gym.model.app import RemotePolicy
 from reference_gym.model.ledger import Ledger
 from reference_gym.model.proxy import RecordingPolicy
 from reference_gym.participant import config as kit
-from reference_gym.participant import serve_aiohttp
+from reference_gym.participant import recovery, serve_aiohttp
 from reference_gym.participant.conformance import PROBE_PATH, probe
+from reference_gym.participant.journal import LogJournal
+from reference_gym.participant.log import LogFile
 from reference_gym.participant.opentime import OpenTime
 from reference_gym.participant.policy import PolicyClient
 from reference_gym.participant.policy_call import PolicyPort
@@ -55,12 +57,14 @@ class Assembled:
     Args:
         participant: what the protocol is spoken to.
         app: its web application.
+        journal: for its boundary log; None without `data_dir`.
         closers: what is closed at the end.
         followers: what has to run while the process lives.
     """
 
     participant: Participant
     app: web.Application
+    journal: LogJournal | None
     closers: tuple[Callable[[], Awaitable[None]], ...]
     followers: tuple[Callable[[], Awaitable[None]], ...]
 
@@ -90,7 +94,8 @@ class Assembly:
         """Build it; raises `SettingsError`."""
         loaded, role = self._loaded, self._role
         agent = GymAgent(self._environments, self._connected) if role in ("all", "agent") else None
-        participant = Participant(participant_config(loaded, role, self._environments), agent=agent)
+        journal = None if loaded.settings.data_dir is None else LogJournal()
+        participant = Participant(participant_config(loaded, role, self._environments), agent=agent, journal=journal)
         app = serve_aiohttp.create_app(participant, control_token=loaded.control_token)
         plane = DataPlane(app, participant, loaded.data_token)
         open_time = OpenTime(participant.gate, time.monotonic)
@@ -103,7 +108,7 @@ class Assembly:
             client = PolicyClient(policy, loaded.settings.limits.policy_retry_ms, time.monotonic)
             self._ways = Ways(resources, client, open_time.now)
             agent_app.add_routes(plane, self._environments, client)
-        return Assembled(participant, app, tuple(self._closers), tuple(self._followers))
+        return Assembled(participant, app, journal, tuple(self._closers), tuple(self._followers))
 
     def _connected(self) -> Ways:
         assert self._ways is not None, "no rollout runs before everything is connected"
@@ -116,7 +121,7 @@ class Assembly:
         if self._role == "agent":
             return RemoteResources(self._peer("resources", self._loaded.settings.timeouts.peer_retry_ms))
         factory = SessionFactory(self._environments, open_time.now)
-        sessions = Sessions(plane.participant, load=factory.load)
+        sessions = Sessions(plane.participant, load=factory.load, contained=factory.contained)
         settings = self._loaded.settings
         resources: ResourcesPort = LocalResources(sessions, factory)
         if self._role == "resources":
@@ -166,7 +171,7 @@ def participant_config(
     settings = loaded.settings
     name = settings.name if role == "all" else role
     roots = [loaded.path(root) for root in settings.storage_roots]
-    staging = loaded.path(settings.data_dir) / name / "artifacts"
+    staging = loaded.path(settings.own_dir) / name / "artifacts"
     for directory in (*roots, staging):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     peers = []
@@ -189,6 +194,25 @@ def participant_config(
     )
 
 
+async def open_log(loaded: LoadedSettings, assembled: Assembled) -> None:
+    """Recover what an earlier process left in the boundary log, and begin to write it.
+
+    Raises:
+        SettingsError: another process writes the log, or its directory cannot be used.
+    """
+    settings, participant = loaded.settings, assembled.participant
+    if assembled.journal is None or settings.data_dir is None:
+        return
+    directory = loaded.path(settings.data_dir) / participant.config.name / "log"
+    try:
+        log = LogFile.claim(directory, sync=settings.log.sync, segment_bytes=settings.log.segment_bytes)
+        if log is None:
+            raise SettingsError(f"another process writes the boundary log in {settings.data_dir}")
+        await recovery.open_log(participant, assembled.journal, log)
+    except OSError as error:
+        raise SettingsError(f"the boundary log in {settings.data_dir} cannot be used: {error.strerror}") from error
+
+
 async def serve(
     loaded: LoadedSettings, role: str, file: Path | None, *, callers: Callable[[], bool] | None = None
 ) -> int:
@@ -206,6 +230,7 @@ async def serve(
     settings = loaded.settings
     assembled = Assembly(loaded, role).assemble()
     port = getattr(settings.ports, "agent" if role == "all" else role)
+    await open_log(loaded, assembled)
     followers = [asyncio.ensure_future(follow()) for follow in assembled.followers]
     signals = Signals()
     try:
@@ -215,6 +240,7 @@ async def serve(
             raise SettingsError(f"cannot listen at {settings.host}:{port}: {error.strerror}") from error
         config = assembled.participant.config
         announce.announce([Listening(config.name, config.role, server.url, os.getpid())], file)
+        assembled.participant.go_on()
         await serve_until_terminated(server, signals, callers=callers)
     finally:
         for follower in followers:

@@ -134,15 +134,31 @@ class Timeouts(_Section):
     session_idle_ms: Count = 3_600_000
 
 
+class Log(_Section):
+    """The boundary log, which there is where `data_dir` is set.
+
+    `sync: group` syncs every group of boundaries before anybody is told of it; `commit` leaves that to commits: the log
+    then survives the process, and not the machine.
+    """
+
+    sync: Literal["commit", "group"] = "commit"
+    segment_bytes: Annotated[int, Field(ge=4096, le=2**31)] = 64 * 1024 * 1024
+
+
 class Settings(_Section):
-    """All of gym.yaml; paths are relative to the file, and what is named by a relative one is made if it is missing."""
+    """All of gym.yaml; paths are relative to the file, and what is named by a relative one is made if it is missing.
+
+    Without `data_dir` nothing survives the process: each start is a new incarnation.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "gym"
     processes: Literal["one", "three"] = "one"
     host: str = "127.0.0.1"
     ports: Ports = Ports()
     peers: Peers = Peers()
-    data_dir: str = "gym-data"
+    data_dir: str | None = None
+    """Where the boundary log lives; None: there is none."""
+    log: Log = Log()
     storage_roots: Annotated[list[str], Field(min_length=1)] = ["snapshots"]
     environments: list[str] = ["taxi", "frozen_lake"]
     conformance: Conformance | None = None
@@ -164,6 +180,11 @@ class Settings(_Section):
         if self.limits.min_lease_ms > self.limits.max_lease_ms:
             raise ValueError("limits.min_lease_ms is above limits.max_lease_ms")
         return self
+
+    @property
+    def own_dir(self) -> str:
+        """Where the Gym keeps files of its own: those of the `http` scheme need a place without `data_dir` too."""
+        return self.data_dir or "gym-data"
 
 
 class _Loader(yaml.SafeLoader):
@@ -260,7 +281,7 @@ def require_directories(loaded: LoadedSettings) -> None:
         SettingsError: one is missing, no directory, or cannot be made.
     """
     named = [("storage_roots", root) for root in loaded.settings.storage_roots]
-    for key, text in [*named, ("data_dir", loaded.settings.data_dir)]:
+    for key, text in [*named, ("data_dir", loaded.settings.own_dir)]:
         path = loaded.path(text)
         try:
             if key == "data_dir" or not Path(text).is_absolute():

@@ -105,6 +105,10 @@ class Environment(Protocol):
         """What is offered to the policy, in this order."""
         ...
 
+    def reaches_outside(self, tool: str) -> bool:
+        """Whether an effect of a tool may change anything but its session."""
+        ...
+
     def check(self, task: Mapping[str, Any], seed: int | None) -> None:
         """Raise `TaskInvalid` when `open` would."""
         ...

@@ -66,6 +66,10 @@ class ConformanceEnvironment:
         self.continuation: Continuation = "export_restore" if name == "conformance" else "restart_only"
         self._module = module
 
+    def reaches_outside(self, tool: str) -> bool:
+        """Only `world` asks somebody else."""
+        return tool == "world"
+
     def check(self, task: Mapping[str, Any], seed: int | None) -> None:
         """Raise `TaskInvalid` unless the task has exactly its three members; `seed` is ignored."""
         del seed

@@ -138,6 +138,11 @@ class ToyTextEnvironment:
             ),
         )
 
+    def reaches_outside(self, tool: str) -> bool:
+        """Nothing leaves the simulator."""
+        del tool
+        return False
+
     def check(self, task: Mapping[str, Any], seed: int | None) -> None:
         """Raise `TaskInvalid` unless the task is at most `{"seed": integer}` and a seed is known."""
         if set(task) - {"seed"}:

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The participant's directory in a snapshot: writing a cut.
 
+With a boundary log the payloads are its sealed segments, hard-linked into the directory, and ``places.jsonl`` says
+where in them each boundary lies; without one, where links fail, and every few cuts they are written out as
+``state.jsonl``.
+
 Order: payload files and the index, each synced; the directory, synced; ``manifest.json`` in one atomic step; the
 directory, synced. The number of syncs does not depend on the number of rollouts. ``reading`` is the counterpart.
 
@@ -11,26 +15,36 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
+import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.directories import Held, hold
 from reference_gym.participant.jsontext import encode
+from reference_gym.participant.log_format import Place
 from reference_gym.participant.records import Cut, Record
 from reference_gym.participant.result import Finished
 from spec import wire
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 INDEX = "rollouts.jsonl"
 STATE = "state.jsonl"
 RESULTS = "results.jsonl"
 TOMBSTONES = "tombstones.jsonl"
-FILES = (STATE, RESULTS, TOMBSTONES, INDEX)
+PLACES = "places.jsonl"
+_MARK_S = 60.0
+"""How long the log's writer may take to seal a segment, in seconds."""
 _FRAME = b'{"crc32":"%08x","record":'
 FRAME_BYTES = len(_FRAME % 0)
 
@@ -133,21 +147,20 @@ def _write(
     stop: threading.Event,
 ) -> Written:
     rows = list(index_rows(cut))
+    files, places = _link(cut, target, held, stop)
     sources: dict[str, tuple[Iterable[bytes], int]] = {
-        STATE: (_state_lines(cut), cut.counts["turn"]),
+        PLACES if places else STATE: (_place_lines(places) if places else _state_lines(cut), cut.counts["turn"]),
         RESULTS: (_result_lines(cut.results), len(cut.results)),
         TOMBSTONES: (_tombstone_lines(cut), len(cut.tombstones)),
         INDEX: ((encode(row) + b"\n" for row in rows), len(rows)),
     }
-    files: list[dict[str, Any]] = []
-    for name in FILES:
-        lines, records = sources[name]
+    for name, (lines, records) in sources.items():
         target.own.add(name)
         digest = hashlib.sha256()
         size = durable.write_file(held.path / name, _watched(lines, digest.update, stop))
         files.append({"name": name, "bytes": size, "digest": f"sha256:{digest.hexdigest()}", "records": records})
     durable.sync_dir(held.path)
-    index = files[FILES.index(INDEX)]
+    index = files[-1]
     manifest = encode(
         {
             "protocol_version": wire.PROTOCOL_VERSION,
@@ -165,9 +178,11 @@ def _write(
     target.own |= {MANIFEST, f".{MANIFEST}.tmp"}
     if stop.is_set():
         raise WriteStopped
+    failpoints.reach("commit.files")
     held.verify()
     durable.publish_file(held.path / MANIFEST, manifest)
     held.verify()
+    failpoints.reach("commit.manifest")
     return Written(
         manifest={"name": MANIFEST, "digest": wire.bytes_digest(manifest), "bytes": len(manifest)},
         index={"name": INDEX, "digest": index["digest"], "records": index["records"]},
@@ -232,24 +247,72 @@ def _state_lines(cut: Cut) -> Iterator[bytes]:
             yield frame(b"".join(cut.records[rollout_id].payload))
 
 
-def _result_lines(results: Iterable[Finished]) -> Iterator[bytes]:
-    for finished in sorted(results, key=lambda finished: finished.receipt.rollout_id):
-        yield frame(
-            encode(
+def _link(cut: Cut, target: Target, held: Held, stop: threading.Event) -> tuple[list[dict[str, Any]], dict[str, Place]]:
+    """Link the sealed segments that hold the cut's boundaries; return what the manifest says of them, and the places.
+
+    Both are empty where there is nothing to link, or it cannot be: then everything is written out.
+    """
+    if cut.mark is None:
+        return [], {}
+    try:
+        mark = cut.mark.result(_MARK_S)
+        places = {key: mark.places[key] for key in sorted(cut.records) if key not in cut.restarts}
+        records = Counter(place.segment for place in places.values())
+        files = []
+        for number in sorted(records):
+            if stop.is_set():
+                raise WriteStopped
+            segment = mark.segments[number]
+            path = held.path / segment.path.name
+            target.own.add(path.name)
+            os.link(segment.path, path, follow_symlinks=False)
+            if not segment.durable:
+                _sync(path)
+                segment.durable = True
+            if segment.sha256 is None:
+                segment.sha256 = _sha256(path, stop)
+            size = path.stat().st_size
+            files.append(
                 {
-                    "receipt": finished.receipt.as_json(),
-                    "success": finished.success,
-                    "terminal": finished.terminal,
-                    "environment": finished.environment,
-                    "task_digest": finished.task_digest,
-                    "turns_done": finished.turns_done,
-                    "effects": finished.effects,
-                    "policy_version": finished.policy_version,
-                    "data_refs": list(finished.data_refs),
-                    "result": finished.text,
+                    "name": path.name,
+                    "bytes": size,
+                    "digest": f"sha256:{segment.sha256}",
+                    "records": records[number],
                 }
             )
-        )
+    except (OSError, KeyError, FutureTimeout) as error:
+        logger.warning("the log's segments cannot be linked, a full copy is written: %r", error)
+        _remove_own(target, held)
+        return [], {}
+    return files, places
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path, stop: threading.Event) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1024 * 1024):
+            if stop.is_set():
+                raise WriteStopped
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _place_lines(places: Mapping[str, Place]) -> Iterator[bytes]:
+    for rollout_id, place in places.items():
+        yield frame(encode({"rollout_id": rollout_id, "place": list(place)}))
+
+
+def _result_lines(results: Iterable[Finished]) -> Iterator[bytes]:
+    for finished in sorted(results, key=lambda finished: finished.receipt.rollout_id):
+        yield frame(encode({**finished.as_header(), "result": finished.text}))
 
 
 def _tombstone_lines(cut: Cut) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.artifacts import Target, WriteStopped, find_foreign
 from reference_gym.participant.committing import Commit, write_error
 from reference_gym.participant.directories import confine
@@ -62,6 +63,7 @@ class Commits(Reads):
                 cut = self._capture(without_blocked=step.todo is Todo.CAPTURE_WITHOUT_BLOCKED)
                 self._commit = Commit(str(checkpoint_id), opened.run_id, cut, target)
             self.accept(step)
+            failpoints.reach("commit.captured")
             self._begin_writing()
         elif self.machine.where(checkpoint_id) is Where.OPEN:
             self.accept(step)
@@ -105,7 +107,10 @@ class Commits(Reads):
             found |= self.registry.restarts()
         if without_blocked:  # Last: whatever else it is, a rollout that blocks is listed as blocked (CKPT-COMMIT-032).
             found |= {rollout_id: "blocked" for rollout_id in self.gate.blocked_rollouts() if rollout_id in records}
-        return Cut(records, found, self.feed.all(), self.fences.tombstones())
+        self._cuts += 1
+        full = self._cuts % self.config.full_copy_every == 0  # Damage to a shared segment damages every cut of it.
+        mark = None if full else self.journal.seal()
+        return Cut(records, found, self.feed.all(), self.fences.tombstones(), mark)
 
     def _begin_writing(self) -> None:
         commit = self._commit
@@ -135,6 +140,7 @@ class Commits(Reads):
         elif commit.written is not None:
             outcome = self._cut_reply(commit)
             self.move(Step(self.machine.durable(commit.written.manifest, outcome, now)))
+            failpoints.reach("commit.durable")
             commit.outcome.set_result(commit.written)
 
     def _cut_reply(self, commit: Commit) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class ParticipantConfig:
     """Everything that is fixed for the life of a participant.
 
     ``storage_roots`` are the directories inside which ``file`` targets and sources may lie; ``staging`` is a private
-    directory for the ``http`` scheme, and None means that the feature ``artifacts_http`` is not offered.
+    directory for the ``http`` scheme, and None means that the feature ``artifacts_http`` is not offered. With a
+    boundary log every cut but each ``full_copy_every``-th shares the log's segments.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ParticipantConfig:
     version: str = "0.1.0"
     workers: int = 1
     coordinated: bool = True
+    full_copy_every: int = 8
     limits: Limits = field(default_factory=Limits)
 
     def environment(self, name: str) -> EnvironmentInfo | None:

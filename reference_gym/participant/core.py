@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -32,6 +32,8 @@ from reference_gym.participant.errors import (
 from reference_gym.participant.feed import Feed
 from reference_gym.participant.fences import Fences
 from reference_gym.participant.gate import Gate, Position
+from reference_gym.participant.journal import Journal, NoJournal
+from reference_gym.participant.log_values import machine_value
 from reference_gym.participant.machine import EndedAs, Machine, Phase, Step, Todo
 from reference_gym.participant.reading import Source
 from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
@@ -73,8 +75,8 @@ class Core:
         agent: the author's agent loop; None if it owns no rollouts.
         clock: monotonic time; the event loop's unless a test moves it.
         durable: the durable file steps.
-        store: where boundaries go.
-        incarnation: the present life of its state; a new one unless the state was recovered.
+        journal: where what has to survive the process is noted; nothing survives without one.
+        incarnation: the present life of its state; a new one unless the author has recovered it.
     """
 
     def __init__(
@@ -84,27 +86,31 @@ class Core:
         agent: Agent | None = None,
         clock: Clock | None = None,
         durable: Durable = spec.durable,
-        store: BoundaryStore | None = None,
+        journal: Journal | None = None,
         incarnation: str | None = None,
     ) -> None:
         self.config = config
         self.incarnation = incarnation or f"i{secrets.token_hex(12)}"
+        self.journal = journal or NoJournal()
         self.clock = clock or LoopClock()
         self.gate = Gate(self.clock, self._gate_changed)
-        self.fences = Fences()
-        self.feed = Feed()
-        self.machine = Machine()
+        self.fences = Fences(self.journal)
+        self.feed = Feed(self.journal)
+        self._machine = Machine()
         self.draining = False
         self.unmanaged_count = 0
         self.staging = Staging(config.staging) if config.staging is not None else None
+        if self.staging is not None and journal is None:
+            self.staging.begin()
         self._durable = durable
-        self._store = store or MemoryStore(config.limits.max_record_bytes)
+        self._store: BoundaryStore = MemoryStore(config.limits.max_record_bytes, self.journal)
         self._parts: dict[str, Part] = {}
         self._progress = 0
         self._agent = agent
         self._registry: Registry | None = None
         self._writer = Writer(config, lambda: self.owns, durable, self.clock)
         self._commit: Commit | None = None
+        self._cuts = 0
         self._restorer: Work | None = None
         self._moved = asyncio.Event()
         self._lease_timer: Timer | None = None
@@ -141,6 +147,7 @@ class Core:
                 progressed=self.progressed,
                 freed=self._wake,
                 owns_sessions="sessions" in self.owns,
+                journal=self.journal,
             )
             self._registry = Registry(self.config, self._agent, shared)
         return self._registry
@@ -148,6 +155,27 @@ class Core:
     def progressed(self) -> None:
         """Count one change of what a cut would hold (CKPT-STATUS-006)."""
         self._progress += 1
+        self.journal.progressed(self._progress)
+
+    async def settled(self) -> None:
+        """Return once everything that has changed here would survive the process (CKPT-DIR-023).
+
+        Awaited before anything that depends on it leaves: a reply, a page of the feed, a policy call.
+        """
+        await self.journal.settled()
+
+    @property
+    def machine(self) -> Machine:
+        """Where the participant stands."""
+        return self._machine
+
+    @machine.setter
+    def machine(self, machine: Machine) -> None:
+        before, self._machine = self._machine, machine
+        kept = (machine.phase, machine.open, machine.last, machine.controller, machine.fresh)
+        if kept != (before.phase, before.open, before.last, before.controller, before.fresh):
+            target = None if self._commit is None else str(self._commit.target.directory)
+            self.journal.note("machine", value=machine_value(machine, target))
 
     @property
     def progress(self) -> int:
@@ -238,6 +266,19 @@ class Core:
             yield
         finally:
             self.unmanaged_count -= 1
+
+    def take_over(self, incarnation: str, progress: int, machine: Machine | None, records: Iterable[Record]) -> None:
+        """Be the participant that an earlier process was; before the first call is served."""
+        self.incarnation = incarnation
+        self._progress = progress
+        self._machine = machine or self._machine
+        for record in records:
+            self._store.put(record)
+
+    def go_on(self) -> None:
+        """Let the rollouts of an earlier life of this incarnation run (CKPT-PHASE-015)."""
+        if self.registry is not None:
+            self.registry.continue_restored()
 
     def begin_draining(self) -> None:
         """Admit nothing more, because the process is about to stop; long polls are answered (CKPT-SEC-018, -019)."""
@@ -492,6 +533,7 @@ class Core:
             await self.registry.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._writer.close()
+        await self.journal.close()
 
     def _drop_parts(self, rollout_id: str) -> None:
         for part in self._parts.values():

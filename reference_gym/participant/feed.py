@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from reference_gym.participant.journal import Journal, NoJournal
 from reference_gym.participant.jsontext import encode
 from reference_gym.participant.result import Finished
 
@@ -31,9 +32,13 @@ class Feed:
     """The unreleased results of one participant, by rollout id.
 
     A new feed is a new id (``renew``); cursors of another feed count as none (CKPT-FEED-006).
+
+    Args:
+        journal: where changes are noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal = journal or NoJournal()
         self.id = _new_id()
         self.successes = 0
         self._results: dict[str, tuple[int, Finished]] = {}
@@ -63,18 +68,30 @@ class Feed:
     def add(self, finished: Finished) -> None:
         """Serve a result from now on."""
         number = self._next_number
-        self._next_number += 1
+        self._hold(number, finished)
+        self._journal.note("result", finished.text.encode(), number=number, **finished.as_header())
+        self.wake()
+
+    def load(self, feed: str, next_number: int, results: Mapping[int, Finished]) -> None:
+        """Serve what an earlier life of this incarnation served, under the same id and numbers."""
+        self.id = feed
+        for number in sorted(results):
+            self._hold(number, results[number])
+        self._next_number = next_number
+
+    def _hold(self, number: int, finished: Finished) -> None:
+        self._next_number = number + 1
         self._results[finished.receipt.rollout_id] = (number, finished)
         self._by_number[number] = finished
         self._numbers.append(number)
         self.successes += finished.success
-        self.wake()
 
     def remove(self, rollout_id: str) -> Finished | None:
         """Stop serving the result of a rollout (released, superseded, retired); return it."""
         found = self._results.pop(rollout_id, None)
         if found is None:
             return None
+        self._journal.note("unresult", rollout_id=rollout_id)
         number, finished = found
         del self._by_number[number]
         self.successes -= finished.success
@@ -87,6 +104,7 @@ class Feed:
         self.id = _new_id()
         self.successes = 0
         self._results, self._numbers, self._by_number = {}, [], {}
+        self._journal.note("feed", id=self.id)
         for finished in results:
             self.add(finished)
         self.wake()

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from reference_gym.participant.errors import StaleAttempt
+from reference_gym.participant.journal import Journal, NoJournal
 
 
 def hashed(rollout_id: str) -> str:
@@ -34,11 +35,20 @@ class Tombstone:
     digest: str | None = None
     final: bool = False
 
+    def as_list(self) -> list[Any]:
+        """Return it as the log keeps it."""
+        return [self.attempt, self.kind, self.digest, self.final]
+
 
 class Fences:
-    """The fences and tombstones of one participant."""
+    """The fences and tombstones of one participant.
 
-    def __init__(self) -> None:
+    Args:
+        journal: where changes are noted.
+    """
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal = journal or NoJournal()
         self._fences: dict[str, int] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._released = 0
@@ -77,14 +87,22 @@ class Fences:
 
     def bury(self, rollout_id: str, tombstone: Tombstone) -> None:
         """Keep a tombstone, in place of an earlier one."""
-        self.unbury(rollout_id)
-        self._tombstones[hashed(rollout_id)] = tombstone
+        key = hashed(rollout_id)
+        self._unbury(key)
+        self._tombstones[key] = tombstone
+        self._journal.note("bury", key=key, stone=tombstone.as_list())
         self._released += tombstone.kind == "released"
 
     def unbury(self, rollout_id: str) -> None:
         """Forget a tombstone, because a higher attempt starts."""
-        gone = self._tombstones.pop(hashed(rollout_id), None)
-        self._released -= gone is not None and gone.kind == "released"
+        key = hashed(rollout_id)
+        if self._unbury(key):
+            self._journal.note("unbury", key=key)
+
+    def load(self, fences: Mapping[str, int], tombstones: Mapping[str, Tombstone]) -> None:
+        """Hold what an earlier life of this incarnation held."""
+        self._fences = dict(fences)
+        self._set(tombstones)
 
     def tombstones(self) -> Mapping[str, Tombstone]:
         """Return all tombstones as they are now, by hashed id."""
@@ -100,8 +118,8 @@ class Fences:
         free = {hashed(rollout_id): attempt for rollout_id, attempt in kept.items()}
         for key, gone in self._tombstones.items():
             self._raise(key, gone.attempt - (free.get(key) == gone.attempt))
-        self._tombstones = dict(tombstones)
-        self._released = sum(tombstone.kind == "released" for tombstone in self._tombstones.values())
+        self._set(tombstones)
+        self._journal.note("tombs", stones={key: stone.as_list() for key, stone in tombstones.items()})
 
     def stale(self, attempts: Iterable[tuple[str, int]]) -> StaleAttempt | None:
         """Return one refusal that names every fenced attempt of these (rollout id, attempt), or None."""
@@ -121,4 +139,14 @@ class Fences:
         if through <= self._fences.get(key, -1):
             return False
         self._fences[key] = through
+        self._journal.note("fence", key=key, through=through)
         return True
+
+    def _unbury(self, key: str) -> bool:
+        gone = self._tombstones.pop(key, None)
+        self._released -= gone is not None and gone.kind == "released"
+        return gone is not None
+
+    def _set(self, tombstones: Mapping[str, Tombstone]) -> None:
+        self._tombstones = dict(tombstones)
+        self._released = sum(tombstone.kind == "released" for tombstone in self._tombstones.values())

@@ -110,6 +110,10 @@ class Gate:
         """How many effect handlers and verifications run in this participant, whoever owns their rollouts by now."""
         return self._handlers
 
+    def turn_of(self, rollout_id: str) -> int | None:
+        """Return the number of the agent's open turn of a rollout, or None."""
+        return self._turns.get(rollout_id)
+
     def running_of(self, rollout_id: str, through: int) -> bool:
         """Return whether a handler of an attempt up to ``through`` of this rollout still runs."""
         return any(running.handler and running.attempt <= through for running in self._of(rollout_id))

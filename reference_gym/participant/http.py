@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.auth import Token, require_token
 from reference_gym.participant.errors import (
     InvalidRequest,
@@ -133,6 +134,9 @@ class ControlPlane:
             raise
         except Exception as error:
             response = refusal(error, operation)
+        # Refusals too: they tell of fences, of the controller, and of phases.
+        await self.participant.settled()
+        failpoints.reach("reply.written")
         return stamped(response, self.participant)
 
     # --- routes -------------------------------------------------------------------------------------------------------
@@ -262,6 +266,7 @@ class DataCall:
             raise
         except Exception as error:
             response = refusal(error, request.path)
+        await self.participant.settled()  # Refusals too tell of what is recorded.
         return stamped(response, self.participant)
 
     async def _answer(self, request: Request, body: Body) -> Response:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.clock import Clock
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.encoding import PartValues, state_pieces
@@ -21,6 +22,7 @@ from reference_gym.participant.errors import SessionLost, StaleAttempt
 from reference_gym.participant.feed import Feed
 from reference_gym.participant.fences import Fences
 from reference_gym.participant.gate import Gate
+from reference_gym.participant.journal import Journal
 from reference_gym.participant.jsontext import NotRepresentable
 from reference_gym.participant.records import BoundaryStore, Record
 from reference_gym.participant.result import conclude
@@ -64,6 +66,7 @@ class Shared:
     progressed: Callable[[], None]
     freed: Callable[[], None]
     owns_sessions: bool
+    journal: Journal
 
 
 class LiveRollouts(ABC):
@@ -97,6 +100,10 @@ class LiveRollouts(ABC):
         """Return the participant's monotonic time in seconds."""
         return self._shared.clock.now()
 
+    async def settled(self) -> None:
+        """Return once everything that has changed here would survive the process (CKPT-DIR-023)."""
+        await self._shared.journal.settled()
+
     def boundary(self, rollout: Rollout) -> None:
         """Record the present state of a rollout as its last boundary.
 
@@ -106,6 +113,7 @@ class LiveRollouts(ABC):
         entry = self._entry(rollout)
         self._shared.store.put(self._record(entry))
         self._shared.progressed()
+        failpoints.reach("boundary.crossed")
 
     def verifying(self, rollout: Rollout) -> AbstractContextManager[object]:
         """Hold while a verification runs; a prepare waits for it unless the environment says ``repeat``."""
@@ -125,13 +133,12 @@ class LiveRollouts(ABC):
         self._remove(entry)
         self._shared.feed.add(finished)
         self._shared.progressed()
+        failpoints.reach("finish.recorded")
 
     def stop(self, rollout: Rollout, reason: str) -> None:
         """Stop the work of a rollout for good; it stays in state ``restart`` until it is retired (CKPT-ENV-016)."""
         entry = self._entry(rollout)
-        entry.restart = reason
-        self._stopped.add(rollout.rollout_id)
-        self._halt(entry)
+        self._stop(entry, reason)
         self._shared.progressed()
 
     @abstractmethod
@@ -150,6 +157,12 @@ class LiveRollouts(ABC):
         if entry is None or entry.rollout is not rollout or rollout.ended:
             raise StaleAttempt.of(rollout.rollout_id, rollout.attempt)
         return entry
+
+    def _stop(self, entry: Entry, reason: str) -> None:
+        entry.restart = reason
+        self._stopped.add(entry.rollout.rollout_id)
+        self._shared.journal.note("stop", rollout_id=entry.rollout.rollout_id, reason=reason)
+        self._halt(entry)
 
     def _insert(self, entry: Entry) -> None:
         rollout = entry.rollout
@@ -193,6 +206,7 @@ class LiveRollouts(ABC):
         """Run the author's loop to its end, and make of that end what the protocol asks for."""
         outcome: Success | RolloutFailure
         try:
+            await self.settled()
             outcome = await self._agent.run(rollout)
         except StaleAttempt:
             self.end_stale(rollout)

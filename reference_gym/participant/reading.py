@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +22,14 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from reference_gym.participant.artifacts import FRAME_BYTES, INDEX, MANIFEST, RESULTS, STATE, TOMBSTONES, frame
+from reference_gym.participant.artifacts import FRAME_BYTES, INDEX, MANIFEST, PLACES, RESULTS, STATE, TOMBSTONES, frame
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.directories import hold
 from reference_gym.participant.errors import CheckpointCorrupt, Internal, StateIncompatible, StateMismatch
 from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.jsontext import NotJson, decode, decode_private
-from reference_gym.participant.result import Finished, Receipt
+from reference_gym.participant.log_format import LogDamaged, Place, entry_at, is_segment, segment_name
+from reference_gym.participant.result import Finished
 from spec import wire
 from spec.messages import IndexRecord, ParticipantManifest
 
@@ -84,19 +85,28 @@ def read_source(
         manifest = _manifest(held.path, manifest_digest)
         _compatible(manifest, config, run_id, checkpoint_id)
         source = Source(environments={env.name: env.state_version for env in manifest.environments})
+        named = {file.name: file for file in manifest.files}
+        places: dict[str, Place] = {}
         readers: dict[str, Callable[[bytes], None]] = {
-            STATE: lambda line: _take_state(source, line, wanted),
+            PLACES if PLACES in named else STATE: lambda line: (
+                _take_place(places, line) if PLACES in named else _take_state(source, line, wanted)
+            ),
             RESULTS: lambda line: _take_result(source, line),
             TOMBSTONES: lambda line: _take_tombstone(source, line),
             INDEX: lambda line: _take_index(source, line),
         }
-        named = {file.name: file for file in manifest.files}
         for name in readers:
             if name not in named:
                 raise CheckpointCorrupt(f"{MANIFEST} does not name {name}")
-        for name, file in named.items():
+        for name, file in sorted(named.items(), key=lambda item: is_segment(item[0])):
+            if PLACES in named and is_segment(name):
+                _read_segment(held.path / name, file.bytes, file.digest, file.records, places, wanted, source, stop)
+                continue
             take = readers.get(name, lambda _: None)
             _read(held.path / name, file.bytes, file.digest, file.records, take, framed=name != INDEX, stop=stop)
+        for rollout_id, place in places.items():
+            if segment_name(place.segment) not in named:
+                raise CheckpointCorrupt(f"{PLACES} has {rollout_id} in a segment that {MANIFEST} does not name")
         if manifest.index.digest != named[INDEX].digest or manifest.index.name != INDEX:
             raise CheckpointCorrupt(f"{MANIFEST} names two indexes")
     return source
@@ -214,6 +224,48 @@ def _take_state(source: Source, record: bytes, wanted: frozenset[str]) -> None:
         source.payloads[rollout_id] = record
 
 
+def _take_place(places: dict[str, Place], record: bytes) -> None:
+    value: dict[str, Any] = decode_private(record)
+    places[value["rollout_id"]] = Place(*value["place"])
+
+
+def _read_segment(
+    path: Path,
+    size: int,
+    digest: str,
+    records: int,
+    places: Mapping[str, Place],
+    wanted: frozenset[str],
+    source: Source,
+    stop: threading.Event,
+) -> None:
+    """Judge a segment of the boundary log as a whole, and take the payloads that are wanted."""
+    here = {key: place for key, place in places.items() if segment_name(place.segment) == path.name}
+    found = hashlib.sha256()
+    length = 0
+    with _open(path) as file, _readable(path):
+        while data := file.read(1024 * 1024):
+            if stop.is_set():
+                raise ReadStopped
+            found.update(data)
+            length += len(data)
+        if length != size or f"sha256:{found.hexdigest()}" != digest:
+            wrong = f"{length} bytes instead of {size}" if length != size else "another digest than its manifest says"
+            raise CheckpointCorrupt(f"{path.name} has {wrong}")
+        if len(here) != records:
+            raise CheckpointCorrupt(f"{path.name} has {len(here)} records instead of {records}")
+        for rollout_id in sorted(wanted & here.keys()):
+            if stop.is_set():
+                raise ReadStopped
+            try:
+                entry = entry_at(file.fileno(), path.name, here[rollout_id])
+            except LogDamaged as damage:
+                raise CheckpointCorrupt(f"{damage} ({rollout_id})") from damage
+            if entry.op != "put" or entry.header.get("rollout_id") != rollout_id:
+                raise CheckpointCorrupt(f"{path.name} has no record of {rollout_id} where {PLACES} says")
+            source.payloads[rollout_id] = b"".join(entry.pieces)
+
+
 def _take_index(source: Source, line: bytes) -> None:
     if not line.endswith(b"\n"):
         raise NotJson("the line has no end")
@@ -225,21 +277,8 @@ def _take_index(source: Source, line: bytes) -> None:
 
 def _take_result(source: Source, record: bytes) -> None:
     value: dict[str, Any] = decode_private(record)
-    receipt = Receipt(**value["receipt"])
-    if wire.result_digest(value["result"]) != receipt.digest:
-        raise NotJson(f"the result of {receipt.rollout_id} does not have the digest of its receipt")
-    source.results[receipt.rollout_id] = Finished(
-        receipt=receipt,
-        text=value["result"],
-        success=value["success"],
-        terminal=value["terminal"],
-        environment=value["environment"],
-        task_digest=value["task_digest"],
-        turns_done=value["turns_done"],
-        effects=value["effects"],
-        policy_version=value["policy_version"],
-        data_refs=tuple(value["data_refs"]),
-    )
+    finished = Finished.of(value, value["result"])
+    source.results[finished.receipt.rollout_id] = finished
 
 
 def _take_tombstone(source: Source, record: bytes) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.encoding import Saved, head, start_of, start_text
 from reference_gym.participant.feed import Page
 from reference_gym.participant.fences import Tombstone
@@ -124,6 +125,7 @@ class Registry(LiveRollouts):
         self._shared.store.put(self._record(entry))
         self._shared.progressed()
         self._run(entry)
+        failpoints.reach("start.judged")
         return "started", None, None
 
     def fence(self, rollout_id: str) -> int:
@@ -188,6 +190,7 @@ class Registry(LiveRollouts):
             if not finished.terminal:
                 self._shared.fences.raise_to(rollout_id, receipt.attempt)
             self._shared.progressed()
+            failpoints.reach("ack.released")
             return "released"
         known = self._shared.fences.tombstone(rollout_id)
         if known is None or known.kind != "released" or known.attempt != receipt.attempt:
@@ -291,18 +294,34 @@ class Registry(LiveRollouts):
         for saved, attempt in plan:
             if saved.start is None:
                 continue
-            rollout = Rollout(saved.start, self, attempt=attempt, policy=policy or saved.policy)
-            rollout.state = saved.state
-            rollout.turns_done = saved.turns_done
-            rollout.effects = saved.effects
-            rollout.policy_versions = list(saved.policy_versions)
-            rollout.data_refs = list(saved.data_refs)
-            rollout.usage = dict(saved.usage or {})
-            rollout.activity = "parked"
-            built.append(Entry(rollout, start_text(saved.start)))
+            built.append(self._rebuilt(saved, saved.start, attempt, policy))
             if len(built) % SLICE == 0:
                 await asyncio.sleep(0)  # A large restore must not keep status and lease from being served.
         return built
+
+    def _rebuilt(self, saved: Saved, start: Start, attempt: int, policy: Policy | None) -> Entry:
+        """Return one rollout as it was at its last boundary."""
+        rollout = Rollout(start, self, attempt=attempt, policy=policy or saved.policy)
+        rollout.state = saved.state
+        rollout.turns_done = saved.turns_done
+        rollout.effects = saved.effects
+        rollout.policy_versions = list(saved.policy_versions)
+        rollout.data_refs = list(saved.data_refs)
+        rollout.usage = dict(saved.usage or {})
+        rollout.activity = "parked"
+        return Entry(rollout, start_text(start))
+
+    def recover(self, live: Mapping[str, Saved]) -> None:
+        """Hold the rollouts of an earlier life of this incarnation, parked, as the same attempts (CKPT-PHASE-015)."""
+        for saved in live.values():
+            if saved.start is not None:
+                self._insert(self._rebuilt(saved, saved.start, saved.attempt, None))
+
+    def cannot_continue(self, rollout_id: str, reason: str) -> None:
+        """Stop a recovered rollout: it is in state ``restart`` (CKPT-PHASE-018)."""
+        entry = self.live.get(rollout_id)
+        if entry is not None and entry.restart is None:
+            self._stop(entry, reason)
 
     def drop_all(self, kept: Mapping[str, int]) -> None:
         """Fence and drop all work and all results, because a restore replaces them (CKPT-RESTORE-015, -016).

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.committing import shared_future
 from reference_gym.participant.encoding import continued
 from reference_gym.participant.errors import Internal, NotReady, ProtocolError, StaleCheckpoint
@@ -92,10 +93,12 @@ class Restorer:
         source = await self._read()
         plan = await asyncio.to_thread(make_plan, self._request, source, core.config, core.owns)
         core.move(Step(core.machine.verified(core.clock.now())))
+        failpoints.reach("restore.verified")
         await self._quiesce()
         plan = await self._build_parts(plan)
         entries = await self._build_rollouts(plan)
         records = await self._build_records(plan, source)
+        failpoints.reach("restore.built")
         require_above_fences(self._request, core.highest)
         opened = core.machine.open
         if opened is None or opened.ending is not None:
@@ -192,6 +195,7 @@ class Restorer:
             "results_count": len(plan.results),
         }
         core.move(Step(core.machine.installed(outcome)))
+        failpoints.reach("restore.installed")
 
     async def _discard(self) -> None:
         built, self._built = self._built, []

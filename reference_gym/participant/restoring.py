@@ -132,13 +132,13 @@ def make_plan(request: RestoreRequest, source: Source, config: ParticipantConfig
         elif row.task_digest not in (None, rollout.task_digest):
             problems.append((rollout.rollout_id, "saved with another task_digest than listed"))
         elif rollout.rollout_id not in source.payloads:
-            raise CheckpointCorrupt(f"state.jsonl has no record of {rollout.rollout_id}")
+            raise CheckpointCorrupt(f"the payload has no record of {rollout.rollout_id}")
         else:
             payload = source.payloads[rollout.rollout_id]
             try:
                 saved[rollout.rollout_id] = read_payload(payload)
             except NotJson as error:
-                raise CheckpointCorrupt(f"state.jsonl, the record of {rollout.rollout_id}: {error}") from error
+                raise CheckpointCorrupt(f"the payload, the record of {rollout.rollout_id}: {error}") from error
             payloads[rollout.rollout_id] = (payload, rollout.next_attempt)
             restored[rollout.rollout_id] = Restored(
                 rollout_id=rollout.rollout_id,

@@ -8,6 +8,7 @@ never meets it (CKPT-RESULT-012, CKPT-RESULT-013, CKPT-RESULT-016).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import jsonschema_rs
 
 import spec
-from reference_gym.participant.jsontext import NotRepresentable, encode
+from reference_gym.participant.jsontext import NotJson, NotRepresentable, encode
 from reference_gym.participant.rollout import Rollout
 from reference_gym.participant.state import RolloutFailure, Success
 from spec import wire
@@ -52,6 +53,44 @@ class Finished:
     policy_version: int | None = None
     data_refs: tuple[Any, ...] = ()
     at: float = 0.0
+
+    def as_header(self) -> dict[str, Any]:
+        """Return everything but the text and the time, as files of this program keep it."""
+        return {
+            "receipt": self.receipt.as_json(),
+            "success": self.success,
+            "terminal": self.terminal,
+            "environment": self.environment,
+            "task_digest": self.task_digest,
+            "turns_done": self.turns_done,
+            "effects": self.effects,
+            "policy_version": self.policy_version,
+            "data_refs": list(self.data_refs),
+        }
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], text: str, at: float = 0.0) -> Finished:
+        """Return the result that ``as_header`` described.
+
+        Raises:
+            NotJson: the text does not have the digest of the receipt.
+        """
+        receipt = Receipt(**header["receipt"])
+        if wire.result_digest(text) != receipt.digest:
+            raise NotJson(f"the result of {receipt.rollout_id} does not have the digest of its receipt")
+        return cls(
+            receipt=receipt,
+            text=text,
+            success=header["success"],
+            terminal=header["terminal"],
+            environment=header["environment"],
+            task_digest=header["task_digest"],
+            turns_done=header["turns_done"],
+            effects=header["effects"],
+            policy_version=header["policy_version"],
+            data_refs=tuple(header["data_refs"]),
+            at=at,
+        )
 
 
 def conclude(rollout: Rollout, outcome: Success | RolloutFailure, max_bytes: int, at: float) -> Finished:

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Literal, Protocol
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.errors import SessionLost, StaleAttempt
 from reference_gym.participant.gate import Gate
 from reference_gym.participant.state import (
@@ -54,6 +55,10 @@ class Host(Protocol):
 
     def now(self) -> float:
         """Return the participant's monotonic time in seconds."""
+        ...
+
+    async def settled(self) -> None:
+        """Return once what was recorded would survive the process."""
         ...
 
     def boundary(self, rollout: Rollout) -> None:
@@ -150,6 +155,7 @@ class Rollout:
         await self._parked_until_open()
         self.state = state
         self._host.boundary(self)
+        await self._host.settled()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Turn]:
@@ -165,6 +171,7 @@ class Rollout:
         number = self.turns_done + 1
         turn = Turn(self, number)
         self.open_turn = number
+        failpoints.reach("turn.opened")
         try:
             with self._host.gate.running("effect", self.rollout_id, self.attempt, turn=number):
                 try:
@@ -176,6 +183,8 @@ class Rollout:
                     raise
         finally:
             self.open_turn = None
+        await self._host.settled()
+        failpoints.reach("boundary.written")
 
     @asynccontextmanager
     async def verification(self) -> AsyncIterator[Verification]:
@@ -196,11 +205,15 @@ class Rollout:
                 await self._unsealed()
                 self._check()
                 self._host.finish(self, verification.success)
+        await self._host.settled()
+        failpoints.reach("finish.written")
 
     async def finish(self, outcome: Success | RolloutFailure) -> None:
         """End the attempt with a result, outside of a turn or a verification; waits while the gate is closed."""
         await self._parked_until_open()
         self._host.finish(self, outcome)
+        await self._host.settled()
+        failpoints.reach("finish.written")
 
     def _check(self) -> None:
         if self.ended:

@@ -12,6 +12,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.clock import within
 from reference_gym.participant.commits import Commits
 from reference_gym.participant.committing import write_error
@@ -68,6 +69,7 @@ class Participant(Commits):
         with self._serving(checkpoint_id):
             if step.answer is Answer.ACCEPTED:
                 self._opened()
+                failpoints.reach("prepare.closed")
                 self._gate_changed()
             while self.machine.phase is Phase.PREPARING and self._is_open(checkpoint_id):
                 if not await self.wait_move(deadline):
@@ -96,6 +98,7 @@ class Participant(Commits):
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
         await self._admit_verb(caller, self._deadline(request.timeout_ms))
         self.accept(self.machine.resume(checkpoint_id, self.clock.now()))
+        failpoints.reach("resume.opened")
         with self._serving(checkpoint_id):
             return self._ending(checkpoint_id)
 
@@ -105,6 +108,7 @@ class Participant(Commits):
         deadline = self._deadline(request.timeout_ms)
         await self._admit_verb(caller, deadline)
         self.accept(self.machine.abort(checkpoint_id, self.clock.now()))
+        failpoints.reach("abort.ended")
         while (opened := self.machine.open) is not None and checkpoint_id in (opened.checkpoint_id, opened.then):
             if not await self.wait_move(deadline):
                 raise DeadlineExceeded("the gate is open, and the work stops", **self._continues(checkpoint_id))
@@ -144,7 +148,10 @@ class Participant(Commits):
         self._admit(caller)
         self.machine = self.machine.used()
         registry.draining = self.draining
-        return {"outcomes": registry.start(request.rollouts, request.policy)}
+        outcomes = registry.start(request.rollouts, request.policy)
+        await self.settled()
+        failpoints.reach("start.answered")
+        return {"outcomes": outcomes}
 
     async def acks(self, caller: Caller, request: AcksRequest) -> dict[str, Any]:
         """Release results by their receipts; an outcome for each."""
@@ -165,6 +172,7 @@ class Participant(Commits):
         self._admit(caller)
         self.machine = self.machine.used()
         receipts = [self._retire(fence.rollout_id, fence.through_attempt) for fence in request.rollouts]
+        failpoints.reach("retire.fenced")
         while any(self._freeing(fence.rollout_id, fence.through_attempt) for fence in request.rollouts):
             if not await self.wait_move(deadline):
                 break

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.core import Core
 from reference_gym.participant.errors import ArgumentConflict, Internal, SessionLost, StaleAttempt
 from reference_gym.participant.registry import SLICE
@@ -78,14 +79,22 @@ class Sessions:
         load: builds the author's state from an environment's name, what ``SessionState.save`` gave, and the rollout; it
             may raise ``CannotContinue`` or any error, having freed what it made.
         name: the key of the sessions in the payload.
+        contained: tells of an environment and a tool whether its effects change nothing but the session, so that one
+            that ends with the process has never happened; by default every effect reaches outside.
     """
 
     def __init__(
-        self, participant: Core, load: Callable[[str, Json, Restored], SessionState], *, name: str = "sessions"
+        self,
+        participant: Core,
+        load: Callable[[str, Json, Restored], SessionState],
+        *,
+        name: str = "sessions",
+        contained: Callable[[str, str], bool] = lambda _environment, _tool: False,
     ) -> None:
         self._participant = participant
         self._load = load
         self._name = name
+        self._contained = contained
         self._sessions: dict[str, Session] = {}
         participant.add(self)
 
@@ -252,6 +261,13 @@ class Sessions:
         for session in earlier.values():
             _close(session)
 
+    def lose(self, rollout: Restored) -> None:
+        """Remember a session that ended with the process: it is there, and nobody knows its state."""
+        session = Session(rollout.rollout_id, rollout.attempt, rollout.environment or "", rollout.task_digest, _Lost())
+        session.uncertain = True
+        session.turn = rollout.turns_done
+        self._sessions[rollout.rollout_id] = session
+
     async def discard(self, built: dict[str, Session]) -> None:
         """Close sessions that nobody installed."""
         for session in built.values():
@@ -307,8 +323,15 @@ class Sessions:
             if call.turn > session.turn:
                 session.turn = call.turn
                 session.replies.clear()
+            if self._leaves(session, call):
+                self._participant.journal.note(
+                    "begin", rollout_id=call.rollout_id, request_id=call.request_id, turn=call.turn
+                )
+                await self._participant.settled()
+            failpoints.reach("effect.begun")
             try:
                 reply = await session.state.apply(call)
+                failpoints.reach("effect.done")
             except Exception as error:
                 logger.exception("the handler of effect %s raised", call.request_id)
                 session.running = None
@@ -321,7 +344,18 @@ class Sessions:
             session.effects += 1
             session.replies[call.request_id] = Reply(call.tool, call.args, reply)
             self._participant.changed(call.rollout_id)
+            failpoints.reach("effect.recorded")
             return reply
+
+    def _leaves(self, session: Session, call: EffectCall) -> bool:
+        """Return whether somebody outside of what one record holds will know of an effect: its tool, or its caller.
+
+        Where rollouts are owned an effect is recorded with its turn; one outside of the agent's turns (the conformance
+        probe) is told before that.
+        """
+        if not self._contained(session.environment, call.tool):
+            return True
+        return "rollouts" in self._participant.owns and self._participant.gate.turn_of(call.rollout_id) != call.turn
 
     def _uncertain(self, session: Session) -> None:
         if self._sessions.get(session.rollout_id) is session and not session.uncertain:
@@ -350,6 +384,21 @@ class Sessions:
             turn=data["turn"],
             replies={key: Reply(*reply) for key, reply in data["replies"].items()},
         )
+
+
+class _Lost:
+    """The state of a session that cannot continue."""
+
+    async def apply(self, call: EffectCall) -> Json:
+        """No effect ever reaches it."""
+        raise RuntimeError(f"effect {call.request_id} on a lost session")
+
+    def save(self) -> Json:
+        """There is nothing to save."""
+        return None
+
+    def close(self) -> None:
+        """There is nothing to free."""
 
 
 def _input(tool: str, args: Json) -> str:

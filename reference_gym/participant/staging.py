@@ -67,15 +67,26 @@ class Staging:
     """The private directory of the ``http`` scheme.
 
     Args:
-        root: created if it is missing; what an earlier life left in it is removed.
+        root: created if it is missing.
     """
 
     def __init__(self, root: Path) -> None:
         self._cuts = root.resolve() / "cuts"
         self._uploads = root.resolve() / "uploads"
         for directory in (self._cuts, self._uploads):
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir(parents=True, mode=0o700)
+            directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+
+    def begin(self, kept: str | None = None) -> None:
+        """Remove what an earlier process left, but for the cut that it had committed last.
+
+        Args:
+            kept: the id of that cut, where the incarnation is kept; None removes everything.
+        """
+        if kept is None:
+            _empty(self._uploads)
+        for entry in self._cuts.iterdir():
+            if entry.name != kept:
+                shutil.rmtree(entry, ignore_errors=True)
 
     def new_cut(self, checkpoint_id: str) -> Path:
         """Return the directory that a commit of this id writes into."""

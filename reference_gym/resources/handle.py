@@ -103,6 +103,11 @@ class SessionFactory:
         session = self._environments[spec.environment].open(spec.task, spec.seed)
         return SessionHandle((rollout_id, attempt), spec, session, session.opening(), self)
 
+    def contained(self, environment: str, tool: str) -> bool:
+        """Whether the effects of a tool change nothing but their session."""
+        known = self._environments.get(environment)
+        return known is not None and not known.reaches_outside(tool)
+
     def load(self, environment: str, saved: Any, rollout: Restored) -> SessionHandle:
         """A session as `save` saw it; raises `StateInvalid`, and then nothing has been made."""
         if environment not in self._environments:

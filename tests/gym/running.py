@@ -33,6 +33,7 @@ class RunningGym(Controller):
     world_url: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     timeouts: Mapping[str, int] = field(default_factory=dict)
+    log: Mapping[str, Any] | None = None
     process: asyncio.subprocess.Process | None = None
     announced: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
@@ -59,6 +60,7 @@ class RunningGym(Controller):
                 {
                     "processes": self.processes,
                     "conformance": {"world_url": self.world_url},
+                    **({} if self.log is None else {"data_dir": "data", "log": dict(self.log)}),
                     "limits": {"policy_retry_ms": 3_000, "shutdown_grace_ms": 1_000} | dict(self.limits),
                     "timeouts": {"peer_retry_ms": 30_000} | dict(self.timeouts),
                 }

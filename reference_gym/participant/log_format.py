@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boundary log's bytes: segments of frames, frames of entries.
+
+A segment is a file ``00000001.log``. A frame is ``length, crc32, crc32 of these two`` (unsigned, 32 bits, little
+endian) and that many bytes of entries; it counts whole or not at all. An entry is ``header length, blob length, crc32``
+of both, a header of JSON text and a blob of bytes that are never looked into; the checksum of a frame is that of these
+three numbers of its entries. The first frame of a segment is its base: all state but the bytes of boundaries and
+results, which it names by their places in this and in earlier segments. A segment gets its name when its base is
+complete and the one before it has ended with an entry that says so: a log whose end is missing is told from a shorter
+one.
+
+What ends early, at the very end of the newest segment, is a frame whose writing was interrupted: nobody was told of it.
+Everything else that does not fit is damage, and is named (``LogDamaged``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FORMAT = 1
+SUFFIX = ".log"
+TEMPORARY = ".tmp"
+_FRAME = struct.Struct("<III")
+_ENTRY = struct.Struct("<III")
+FRAME_BYTES = _FRAME.size
+
+
+class LogDamaged(Exception):
+    """The log cannot be used; the text names the file and what is wrong with it."""
+
+
+class Place(NamedTuple):
+    """Where an entry lies: the segment's number, the offset of the entry in its file, the lengths of its two parts."""
+
+    segment: int
+    offset: int
+    header: int
+    blob: int
+
+    @property
+    def size(self) -> int:
+        """The length of the entry in bytes."""
+        return _ENTRY.size + self.header + self.blob
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One change: ``op`` and its values in the header, bytes that travel with it as pieces of the blob."""
+
+    header: Mapping[str, Any]
+    pieces: tuple[bytes, ...] = ()
+
+    @property
+    def op(self) -> str:
+        """What it changes."""
+        return str(self.header["op"])
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One encoded frame: its pieces, and per entry the place relative to the frame's beginning (segment 0)."""
+
+    pieces: tuple[bytes, ...]
+    places: tuple[Place, ...]
+    size: int
+
+
+def encode_frame(entries: list[Entry]) -> Frame:
+    """Return the bytes of entries that belong together."""
+    pieces: list[bytes] = []
+    places: list[Place] = []
+    at, whole = _FRAME.size, 0
+    for entry in entries:
+        header = json.dumps(entry.header, separators=(",", ":")).encode("ascii")
+        blob = sum(map(len, entry.pieces))
+        crc = zlib.crc32(header)
+        for piece in entry.pieces:
+            crc = zlib.crc32(piece, crc)
+        preamble = _ENTRY.pack(len(header), blob, crc)
+        whole = zlib.crc32(preamble, whole)
+        places.append(Place(0, at, len(header), blob))
+        pieces += (preamble, header, *entry.pieces)
+        at += _ENTRY.size + len(header) + blob
+    begin = struct.pack("<II", at - _FRAME.size, whole)
+    return Frame((begin + struct.pack("<I", zlib.crc32(begin)), *pieces), tuple(places), at)
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment."""
+    return f"{number:08d}{SUFFIX}"
+
+
+def is_segment(name: str) -> bool:
+    """Return whether a file name is that of a segment."""
+    return len(name) == 12 and name.endswith(SUFFIX) and name[:8].isdecimal()
+
+
+def segments(directory: Path) -> list[int]:
+    """Return the numbers of the segments in a directory, in order."""
+    found = (entry.name for entry in os.scandir(directory))
+    return sorted(int(name[:8]) for name in found if is_segment(name))
+
+
+def read_frames(path: Path, number: int) -> Iterator[tuple[list[tuple[Entry, Place]], int]]:
+    """Yield the whole frames of a segment, each with the offset after it; an unfinished one may end it.
+
+    Args:
+        path: the file.
+        number: the segment's.
+
+    Raises:
+        LogDamaged: naming the file and the offset.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            at = 0
+            while size - at >= _FRAME.size:
+                length, crc, own = _FRAME.unpack(head := file.read(_FRAME.size))
+                if zlib.crc32(head[:8]) != own:
+                    raise LogDamaged(f"{path.name}, the frame at byte {at}: its beginning is damaged")
+                after = at + _FRAME.size + length
+                if after > size:
+                    return
+                found, whole = _entries(file.read(length), path.name, number, at + _FRAME.size)
+                if whole != crc or not found:
+                    raise LogDamaged(f"{path.name}, the frame at byte {at}: its checksum is not that of its content")
+                yield found, after
+                at = after
+    except OSError as error:
+        raise LogDamaged(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _entries(data: bytes, name: str, number: int, base: int) -> tuple[list[tuple[Entry, Place]], int]:
+    """Return the entries with their places, and the checksum of the frame that they are."""
+    found: list[tuple[Entry, Place]] = []
+    at = whole = 0
+    try:
+        while at < len(data):
+            header, blob, crc = _ENTRY.unpack_from(data, at)
+            whole = zlib.crc32(data[at : at + _ENTRY.size], whole)
+            begin = at + _ENTRY.size
+            content = data[begin : begin + header + blob]
+            if len(content) != header + blob or zlib.crc32(content) != crc:
+                return [], 0
+            pieces = (content[header:],) if blob else ()
+            found.append((Entry(json.loads(content[:header]), pieces), Place(number, base + at, header, blob)))
+            at = begin + header + blob
+    except (struct.error, ValueError) as error:
+        raise LogDamaged(f"{name}, the entry at byte {base + at}: {error}") from error
+    return found, whole
+
+
+def read_entry(directory: Path, place: Place) -> Entry:
+    """Return one entry by its place.
+
+    Raises:
+        LogDamaged: it is not there.
+    """
+    name = segment_name(place.segment)
+    try:
+        descriptor = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return entry_at(descriptor, name, place)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise LogDamaged(f"{name} cannot be read: {error.strerror}") from error
+
+
+def entry_at(descriptor: int, name: str, place: Place) -> Entry:
+    """Return one entry of an open segment by its place.
+
+    Raises:
+        LogDamaged: it is not there.
+    """
+    data = os.pread(descriptor, place.size, place.offset) if min(place) >= 0 else b""
+    found, _ = _entries(data, name, place.segment, place.offset) if len(data) == place.size else ([], 0)
+    if len(found) != 1 or found[0][1] != place:
+        raise LogDamaged(f"{name} has no entry at byte {place.offset}")
+    return found[0][0]

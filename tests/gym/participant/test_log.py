@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boundary log: what is read back, what is recognised as damage, and what is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spec.durable
+from reference_gym.participant import ParticipantConfig
+from reference_gym.participant import log as boundary_log
+from reference_gym.participant.artifacts import PLACES, STATE, Target, write_cut
+from reference_gym.participant.journal import LogJournal
+from reference_gym.participant.log import LogDamaged, LogFile, Recovered, disbelief, read_log
+from reference_gym.participant.log_format import segment_name, segments
+from reference_gym.participant.log_state import Life
+from reference_gym.participant.reading import read_source
+from reference_gym.participant.records import Cut, MemoryStore, Record
+
+LIFE = Life("gym", ("rollouts",), {"e": "1"}, "i1", "boot-1", synced=False)
+CONFIG = ParticipantConfig("gym", "agent", 10)
+
+
+def record(number: int, turns_done: int = 1, size: int = 100) -> Record:
+    """A boundary of rollout `r<number>`; its payload begins as every payload does."""
+    payload = b'{"rollout_id":"r%d","turns":%d,"x":"%s"}' % (number, turns_done, b"x" * size)
+    return Record(f"r{number}", 0, turns_done, None, "e", {"e": turns_done}, (payload[:20], payload[20:]))
+
+
+class Log:
+    """A log that is written."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int = 10_000, sync: str = "commit") -> None:
+        self.directory = directory
+        claimed = LogFile.claim(directory, sync=sync, segment_bytes=segment_bytes)
+        assert claimed is not None
+        self.file = claimed
+        self.journal = LogJournal()
+        self.recovered = self.file.read(LIFE)
+        self.file.open(self.journal, LIFE, self.recovered)
+        self.store = MemoryStore(10**9, self.journal)
+
+
+def payloads(found: Recovered | None) -> dict[str, bytes]:
+    """Every payload that a log holds."""
+    assert found is not None
+    return {key: b"".join(entry.pieces) for key, entry in found.records.items()}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Where the log is."""
+    return tmp_path / "log"
+
+
+async def test_what_was_settled_is_read_back_through_segments_and_compaction(written: Path) -> None:
+    """Puts, drops and replacements over many segments: exactly the last boundaries, and few files."""
+    log = Log(written)
+    expected: dict[str, bytes] = {}
+    for turn in range(1, 40):
+        for number in range(10):
+            if number == 0 and turn > 1:
+                continue
+            put = record(number, turn)
+            log.store.put(put)
+            expected[put.rollout_id] = b"".join(put.payload)
+        await log.journal.settled()
+    log.store.drop("r5")
+    del expected["r5"]
+    await log.journal.settled()
+    assert expected == payloads(read_log(written))
+    assert len(segments(written)) < 6
+    await log.journal.close()
+
+
+async def test_a_batch_counts_whole_or_not_at_all(written: Path) -> None:
+    """However much of the newest segment is there: a state that was settled once, and at least the last whole one."""
+    log = Log(written, segment_bytes=10**9)
+    sizes = {(written / segment_name(1)).stat().st_size: 0}
+    for turn in range(1, 5):
+        log.store.put(record(1, turn))
+        log.store.put(record(2, turn))
+        await log.journal.settled()
+        sizes[(written / segment_name(1)).stat().st_size] = turn
+    await log.journal.close()
+    whole = (written / segment_name(1)).read_bytes()
+    first = min(sizes)
+    for length in range(first, len(whole) + 1, 7):
+        (written / segment_name(1)).write_bytes(whole[:length])
+        found = read_log(written)
+        turn = max(done for size, done in sizes.items() if size <= length)
+        expected = {} if turn == 0 else {f"r{n}": b"".join(record(n, turn).payload) for n in (1, 2)}
+        assert expected == payloads(found)
+
+
+async def test_every_damaged_byte_is_named(written: Path) -> None:
+    """C41: one flipped byte anywhere in a segment is refused with the segment's name, never read as something else."""
+    log = Log(written, segment_bytes=10**9)
+    for turn in range(1, 4):
+        log.store.put(record(1, turn))
+        await log.journal.settled()
+    await log.journal.close()
+    path = written / segment_name(1)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(LogDamaged, match=r"00000001\.log"):
+            read_log(written)
+
+
+async def test_a_missing_segment_is_named(written: Path) -> None:
+    """Without its newest segment, or without one that it needs, the log is refused and not read as a shorter one."""
+    log = Log(written)
+    log.store.put(record(99, size=6_000))
+    for turn in range(1, 30):
+        for number in range(8):
+            log.store.put(record(number, turn))
+        await log.journal.settled()
+    await log.journal.close()
+    whole = read_log(written)
+    assert whole is not None
+    needed = whole.state.records["r99"].segment
+    assert needed < whole.newest
+    for number in (needed, whole.newest):
+        copy = written.with_name(f"without-{number}")
+        shutil.copytree(written, copy)
+        (copy / segment_name(number)).unlink()
+        with pytest.raises(LogDamaged, match=r"\d{8}\.log"):
+            read_log(copy)
+
+
+async def test_a_copy_made_at_any_instant_holds_what_was_settled_before(written: Path, tmp_path: Path) -> None:
+    """The directory is copied while the log is written: recovered whole, or refused by name, never silently shorter."""
+    log = Log(written, segment_bytes=4_000)
+    settled = 0
+    copies: list[tuple[int, Path]] = []
+    stop = threading.Event()
+
+    def copy() -> None:
+        while not stop.is_set():
+            before, target = settled, tmp_path / f"copy-{len(copies)}"
+            try:
+                shutil.copytree(written, target)
+            except (shutil.Error, FileNotFoundError):
+                pass  # A file that went meanwhile: the copy says so itself.
+            else:
+                copies.append((before, target))
+
+    copier = threading.Thread(target=copy)
+    copier.start()
+    turn = 0
+    deadline = time.monotonic() + 10
+    while len(copies) < 25 and time.monotonic() < deadline:
+        turn += 1
+        log.store.put(record(turn % 7, turn))
+        await log.journal.settled()
+        settled = turn
+        await asyncio.sleep(0.001)  # Leaves the copier some time of the interpreter.
+    stop.set()
+    copier.join()
+    await log.journal.close()
+    whole = 0
+    for before, target in copies:
+        try:
+            found = read_log(target)
+        except LogDamaged:
+            continue
+        assert found is not None
+        newest = max((entry.header["turns_done"] for entry in found.records.values()), default=0)
+        assert newest >= before
+        whole += 1
+    assert whole > 0
+
+
+async def test_an_unbelievable_log_makes_a_new_incarnation(written: Path, tmp_path: Path) -> None:
+    """CKPT-ID-020 to -023: a copy, another boot without sync, an effect begun, another participant: a reason each."""
+    log = Log(written)
+    log.store.put(record(1))
+    await log.journal.settled()
+    found = read_log(written)
+    assert found is not None
+    assert disbelief(found, LIFE, written) is None
+    assert "machine" in str(disbelief(found, replace(LIFE, boot="boot-2"), written))
+    assert "participant" in str(disbelief(found, replace(LIFE, participant="other"), written))
+    shutil.copytree(written, tmp_path / "copy")
+    copied = read_log(tmp_path / "copy")
+    assert copied is not None
+    assert "copy" in str(disbelief(copied, LIFE, tmp_path / "copy"))
+    log.journal.note("begin", rollout_id="r1", request_id="r1/2/1", turn=2)
+    await log.journal.settled()
+    begun = read_log(written)
+    assert begun is not None
+    assert "r1/2/1" in str(disbelief(begun, LIFE, written))
+    log.store.put(record(1, 2))
+    await log.journal.settled()
+    recorded = read_log(written)
+    assert recorded is not None
+    assert disbelief(recorded, LIFE, written) is None
+    await log.journal.close()
+
+
+async def test_a_synced_log_survives_the_machine(written: Path) -> None:
+    """With `sync: group` another boot is no reason against the log."""
+    log = Log(written, sync="group")
+    log.store.put(record(1))
+    await log.journal.settled()
+    await log.journal.close()
+    found = read_log(written)
+    assert found is not None
+    assert disbelief(found, replace(LIFE, boot="boot-2"), written) is None
+
+
+async def test_two_processes_cannot_write_one_log(written: Path) -> None:
+    """The directory is claimed by its first writer."""
+    log = Log(written)
+    assert LogFile.claim(written) is None
+    await log.journal.close()
+
+
+async def test_a_log_that_cannot_be_written_is_never_believed_again(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C44: the disk is full: nobody waits for ever, and the next process finds no log, so a new incarnation."""
+    log = Log(written)
+    log.store.put(record(1))
+    await log.journal.settled()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "writev", full)
+        log.store.put(record(2))
+        await log.journal.settled()
+    log.store.put(record(3))
+    await log.journal.settled()
+    assert log.journal.seal() is None
+    assert read_log(written) is None
+    await log.journal.close()
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is synced, in order: `directory`, or the suffix of a file's name."""
+    seen: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        seen.append("directory" if path.is_dir() else path.name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return seen
+
+
+@pytest.mark.parametrize("count", [10, 1_000])
+async def test_the_syncs_of_a_commit_do_not_depend_on_the_rollouts(
+    count: int, written: Path, tmp_path: Path, syncs: list[str]
+) -> None:
+    """C48: data, directory, manifest, directory, with 10 rollouts as with 1,000; one segment has the payloads."""
+    log = Log(written, segment_bytes=10**9)
+    for number in range(count):
+        log.store.put(record(number))
+    records, restarts = log.store.cut()
+    cut = Cut(records, restarts, mark=log.journal.seal())
+    target = tmp_path / "target"
+    target.mkdir()
+    commit(cut, target)
+    assert [
+        "00000001.log",
+        PLACES,
+        "results.jsonl",
+        "tombstones.jsonl",
+        "rollouts.jsonl",
+        "directory",
+        ".manifest.json.tmp",
+        "directory",
+    ] == syncs
+    assert (written / segment_name(1)).stat().st_ino == (target / segment_name(1)).stat().st_ino
+    await log.journal.close()
+
+
+def commit(cut: Cut, target: Path) -> Any:
+    """Write a cut."""
+    return write_cut(cut, Target(target), CONFIG, ["rollouts"], "run", "1-1", spec.durable, threading.Event())
+
+
+def read(target: Path, written: Any, *wanted: str) -> dict[str, bytes]:
+    """Read a cut back."""
+    digest = written.manifest["digest"]
+    return read_source(target, digest, CONFIG, "run", "1-1", frozenset(wanted), threading.Event()).payloads
+
+
+async def test_a_cut_holds_its_instant_although_the_log_goes_on(written: Path, tmp_path: Path) -> None:
+    """N20: boundaries, drops and compactions after the mark change nothing of what a later write of it links."""
+    log = Log(written, segment_bytes=5_000)
+    for number in range(20):
+        log.store.put(record(number, 1))
+    records, restarts = log.store.cut()
+    cut = Cut(records, restarts, mark=log.journal.seal())
+    for turn in range(2, 40):
+        for number in range(20):
+            log.store.put(record(number, turn))
+        await log.journal.settled()
+    target = tmp_path / "target"
+    target.mkdir()
+    done = commit(cut, target)
+    assert (target / PLACES).exists()
+    expected = {f"r{number}": b"".join(record(number, 1).payload) for number in (3, 19)}
+    assert expected == read(target, done, "r3", "r19")
+    await log.journal.close()
+
+
+async def test_a_cut_is_written_out_where_links_fail(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C47: a file system without hard links gets a full copy with the same payloads."""
+    log = Log(written)
+    log.store.put(record(1))
+    records, restarts = log.store.cut()
+    cut = Cut(records, restarts, mark=log.journal.seal())
+    target = tmp_path / "target"
+    target.mkdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    done = commit(cut, target)
+    assert {STATE, "results.jsonl", "tombstones.jsonl", "rollouts.jsonl", "manifest.json"} == {
+        path.name for path in target.iterdir()
+    }
+    assert {"r1": b"".join(record(1).payload)} == read(target, done, "r1")
+    await log.journal.close()
+
+
+def test_the_boot_has_a_name() -> None:
+    """Where the kernel tells it, it is there, and the same twice."""
+    assert boundary_log.boot_id() == boundary_log.boot_id()
