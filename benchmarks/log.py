@@ -66,7 +66,7 @@ class Syncs:
         """Count within the block."""
         real, self.count = os.fsync, 0
 
-        def fsync(descriptor: int) -> None:
+        def fsync(descriptor: Any) -> None:
             self.count += 1
             real(descriptor)
 
