@@ -66,9 +66,9 @@ class Syncs:
         """Count within the block."""
         real, self.count = os.fsync, 0
 
-        def fsync(descriptor: Any) -> None:
+        def fsync(fd: Any) -> None:
             self.count += 1
-            real(descriptor)
+            real(fd)
 
         os.fsync = fsync
         try:
