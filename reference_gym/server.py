@@ -27,7 +27,7 @@ from reference_gym.model.app import RemotePolicy
 from reference_gym.model.ledger import Ledger
 from reference_gym.model.proxy import RecordingPolicy
 from reference_gym.participant import config as kit
-from reference_gym.participant import recovery, serve_aiohttp
+from reference_gym.participant import failpoints, recovery, serve_aiohttp
 from reference_gym.participant.conformance import PROBE_PATH, probe
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.log import LogFile
@@ -227,6 +227,7 @@ async def serve(
     Raises:
         SettingsError: the address cannot be listened at, or a peer is missing.
     """
+    failpoints.assume(role)
     settings = loaded.settings
     assembled = Assembly(loaded, role).assemble()
     port = getattr(settings.ports, "agent" if role == "all" else role)

@@ -159,6 +159,7 @@ def _write(
         digest = hashlib.sha256()
         size = durable.write_file(held.path / name, _watched(lines, digest.update, stop))
         files.append({"name": name, "bytes": size, "digest": f"sha256:{digest.hexdigest()}", "records": records})
+        failpoints.reach("commit.file")
     durable.sync_dir(held.path)
     index = files[-1]
     manifest = encode(
@@ -266,6 +267,7 @@ def _link(cut: Cut, target: Target, held: Held, stop: threading.Event) -> tuple[
             path = held.path / segment.path.name
             target.own.add(path.name)
             os.link(segment.path, path, follow_symlinks=False)
+            failpoints.reach("commit.linked")
             if not segment.durable:
                 _sync(path)
                 segment.durable = True
@@ -335,6 +337,7 @@ def _watched(lines: Iterable[bytes], update: Callable[[bytes], None], stop: thre
     for line in lines:
         if stop.is_set():
             raise WriteStopped
+        failpoints.reach("commit.record")
         update(line)
         yield line
 

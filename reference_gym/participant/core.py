@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import spec.durable
+from reference_gym.participant import failpoints
 from reference_gym.participant.artifacts import Durable
 from reference_gym.participant.clock import Clock, LoopClock, Timer, within
 from reference_gym.participant.committing import Commit, Writer
@@ -202,6 +203,7 @@ class Core:
 
         Where rollouts are owned the cut takes it at the turn's boundary; elsewhere it is captured now.
         """
+        failpoints.reach("part.changed")
         self.progressed()
         if self._agent is not None:
             return
@@ -277,6 +279,7 @@ class Core:
 
     def go_on(self) -> None:
         """Let the rollouts of an earlier life of this incarnation run (CKPT-PHASE-015)."""
+        failpoints.reach("recover.listening")
         if self.registry is not None:
             self.registry.continue_restored()
 
@@ -346,11 +349,13 @@ class Core:
                 self._drop_parts(rollout_id)
         self._store.clear()
         self.progressed()
+        failpoints.reach("restore.discarded")
 
     def _gate_changed(self) -> None:
         """Something that ran has ended: perhaps everything is quiescent now."""
         if self.machine.phase is Phase.PREPARING and self.gate.quiescent:
             self.move(Step(self.machine.quiescent(self.clock.now())))
+            failpoints.reach("prepare.quiescent")
         else:
             self._wake()
 
@@ -398,6 +403,7 @@ class Core:
             self._order_lease()
         else:
             self.move(step)
+            failpoints.reach("lease.ended")
 
     # --- judging calls ------------------------------------------------------------------------------------------------
 
@@ -419,7 +425,10 @@ class Core:
         """
         if caller.expect_incarnation != self.incarnation:
             raise StaleIncarnation("this is another incarnation than the expected one")
+        known = self.machine.controller
         self.move(self.machine.adopt(caller.controller, self.clock.now()))
+        if self.machine.controller != known:
+            failpoints.reach("controller.adopted")
 
     def _checkpoint(self, caller: Caller, text: str) -> CheckpointId:
         """Return a checkpoint id, which carries its controller's epoch.
@@ -507,6 +516,7 @@ class Core:
         if self.registry is not None:
             self.registry.drop_all(kept)
         self._store.clear()
+        failpoints.reach("restore.dropped")
         if self.registry is not None:
             self.registry.install(entries, [replace(finished, at=now) for finished in plan.results])
         for record in records:

@@ -136,7 +136,8 @@ class ControlPlane:
             response = refusal(error, operation)
         # Refusals too: they tell of fences, of the controller, and of phases.
         await self.participant.settled()
-        failpoints.reach("reply.written")
+        if failpoints.armed is not None:
+            failpoints.reach(f"{operation}.answered")
         return stamped(response, self.participant)
 
     # --- routes -------------------------------------------------------------------------------------------------------
@@ -267,6 +268,7 @@ class DataCall:
         except Exception as error:
             response = refusal(error, request.path)
         await self.participant.settled()  # Refusals too tell of what is recorded.
+        failpoints.reach("call.answered")
         return stamped(response, self.participant)
 
     async def _answer(self, request: Request, body: Body) -> Response:

@@ -111,7 +111,9 @@ class LogWriter:
         self._queue: SimpleQueue[tuple[int, list[Entry]] | _Seal | None] = SimpleQueue()
         self._open = self._begin(1 if previous is None else previous[0] + 1)
         if previous is not None:
+            failpoints.reach("recover.based")
             self._end_earlier(*previous)
+            failpoints.reach("recover.sealed")
         self._name(self._open)
         self._remove_dead()
         self._thread = threading.Thread(target=self._run, name="boundary-log", daemon=True)
@@ -190,6 +192,7 @@ class LogWriter:
         _write_all(self._open.descriptor, pieces)
         for piece in pieces:
             self._open.digest.update(piece)
+        failpoints.reach("log.written")
         if self._state.life.synced:
             os.fdatasync(self._open.descriptor)
         for entries, frame in zip(batches, frames, strict=True):
@@ -246,6 +249,7 @@ class LogWriter:
         _write_all(ended.descriptor, list(frame.pieces))
         for piece in frame.pieces:
             ended.digest.update(piece)
+        failpoints.reach("log.ended")
         if self._state.life.synced:
             os.fdatasync(ended.descriptor)
         ended.segment.size += frame.size
@@ -255,6 +259,7 @@ class LogWriter:
         self._kept[ended.segment.number] = ended.segment
         failpoints.reach("log.sealed")
         self._name(following)
+        failpoints.reach("log.named")
         self._open = following
 
     def _tidy(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.artifacts import MANIFEST
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.core import Core
@@ -63,6 +64,7 @@ async def open_log(core: Core, journal: LogJournal, log: LogFile) -> bool:
     """
     life = _life(core)
     recovered = log.read(life)
+    failpoints.reach("recover.read")
     rebuilt = None
     if recovered is not None:
         try:
@@ -75,10 +77,14 @@ async def open_log(core: Core, journal: LogJournal, log: LogFile) -> bool:
         if core.staging is not None:
             core.staging.begin()
         return False
+    failpoints.reach("recover.built")
     life = replace(life, incarnation=recovered.state.life.incarnation)
     _make_current(core, recovered, rebuilt)
+    failpoints.reach("recover.current")
     log.open(journal, life, recovered)
+    failpoints.reach("recover.opened")
     _end_what_was_open(core, recovered.state.machine, rebuilt)
+    failpoints.reach("recover.ended")
     last = core.machine.last
     if core.staging is not None:
         core.staging.begin("" if last is None else str(last.checkpoint_id))

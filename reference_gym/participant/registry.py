@@ -190,7 +190,7 @@ class Registry(LiveRollouts):
             if not finished.terminal:
                 self._shared.fences.raise_to(rollout_id, receipt.attempt)
             self._shared.progressed()
-            failpoints.reach("ack.released")
+            failpoints.reach("acks.released")
             return "released"
         known = self._shared.fences.tombstone(rollout_id)
         if known is None or known.kind != "released" or known.attempt != receipt.attempt:

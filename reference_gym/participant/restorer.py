@@ -91,11 +91,14 @@ class Restorer:
     async def _restore(self) -> None:
         core = self._core
         source = await self._read()
+        failpoints.reach("restore.read")
         plan = await asyncio.to_thread(make_plan, self._request, source, core.config, core.owns)
         core.move(Step(core.machine.verified(core.clock.now())))
         failpoints.reach("restore.verified")
         await self._quiesce()
+        failpoints.reach("restore.quiesced")
         plan = await self._build_parts(plan)
+        failpoints.reach("restore.parts")
         entries = await self._build_rollouts(plan)
         records = await self._build_records(plan, source)
         failpoints.reach("restore.built")

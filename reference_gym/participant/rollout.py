@@ -196,11 +196,13 @@ class Rollout:
         await self._parked_until_open()
         verification = Verification()
         with self._host.verifying(self):
+            failpoints.reach("verification.begun")
             try:
                 yield verification
             except Exception as error:
                 await self._fail_in_scope(error)
                 raise
+            failpoints.reach("verification.judged")
             if verification.success is not None:
                 await self._unsealed()
                 self._check()

@@ -112,6 +112,7 @@ class Participant(Commits):
         while (opened := self.machine.open) is not None and checkpoint_id in (opened.checkpoint_id, opened.then):
             if not await self.wait_move(deadline):
                 raise DeadlineExceeded("the gate is open, and the work stops", **self._continues(checkpoint_id))
+        failpoints.reach("abort.stopped")
         return self._ending(checkpoint_id)
 
     async def renew(self, caller: Caller, request: RenewRequest) -> dict[str, Any]:
@@ -120,6 +121,7 @@ class Participant(Commits):
         await self._admit_verb(caller, self._deadline(self.config.limits.max_wait_ms))
         lease_ms = self.config.limits.lease_ms(request.lease_ms)
         self.accept(self.machine.renew(checkpoint_id, lease_ms, self.clock.now()))
+        failpoints.reach("renew.extended")
         return {"lease_remaining_ms": self.machine.lease_remaining_ms(self.clock.now())}
 
     async def restore(self, caller: Caller, request: RestoreRequest) -> dict[str, Any]:
@@ -149,8 +151,6 @@ class Participant(Commits):
         self.machine = self.machine.used()
         registry.draining = self.draining
         outcomes = registry.start(request.rollouts, request.policy)
-        await self.settled()
-        failpoints.reach("start.answered")
         return {"outcomes": outcomes}
 
     async def acks(self, caller: Caller, request: AcksRequest) -> dict[str, Any]:
@@ -176,6 +176,7 @@ class Participant(Commits):
         while any(self._freeing(fence.rollout_id, fence.through_attempt) for fence in request.rollouts):
             if not await self.wait_move(deadline):
                 break
+        failpoints.reach("retire.freed")
         outcomes: list[dict[str, Any]] = []
         for fence, receipt in zip(request.rollouts, receipts, strict=True):
             outcome: dict[str, Any] = {"rollout_id": fence.rollout_id, "outcome": "retired"}
@@ -221,6 +222,7 @@ class Participant(Commits):
         self._admit(caller)
         self._require_idle()
         await asyncio.to_thread(upload.finish, self._durable)
+        failpoints.reach("upload.finished")
         self.machine = self.machine.used()
 
     def storage_error(self, error: OSError) -> ProtocolError:
@@ -263,6 +265,7 @@ class Participant(Commits):
                 raise Unavailable("the participant is draining")
             self.accept(step)
             self._opened()
+            failpoints.reach("restore.begun")
             self._restorer = Restorer(self, request, directory, deadline)
         elif self._is_open(checkpoint_id):
             self.accept(step)

@@ -125,6 +125,7 @@ class Sessions:
         self.drop(rollout_id)
         self._sessions[rollout_id] = Session(rollout_id, attempt, environment, task_digest, state)
         participant.changed(rollout_id)
+        failpoints.reach("session.opened")
 
     async def effect(self, call: EffectCall) -> Json:
         """Run one effect once, and return its reply; held while the gate does not admit it.
@@ -209,6 +210,7 @@ class Sessions:
         if session is not None and session.attempt == attempt:
             self.drop(rollout_id)
             participant.changed(rollout_id)
+            failpoints.reach("session.closed")
 
     # --- the part -----------------------------------------------------------------------------------------------------
 

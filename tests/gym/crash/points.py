@@ -163,6 +163,6 @@ async def visit_all(directory: Path, points: list[tuple[str, int]]) -> list[Verd
 def all_points(seed: int) -> list[tuple[str, int]]:
     """Every fail point once at its first hit, and those that are hit often once more at a later one."""
     chosen = random.Random(seed)
-    often = ("boundary.", "effect.", "turn.", "finish.", "log.append", "log.half", "reply.", "start.")
+    often = ("boundary.", "effect.", "turn.", "finish.", "log.append", "log.half", "part.", "start.")
     later = [(point, chosen.randint(2, 5)) for point in POINTS if point.startswith(often)]
     return [(point, 1) for point in POINTS] + later

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from reference_gym.participant.failpoints import POINTS
 from tests.gym.crash.points import visit_all
 from tests.gym.crash.soak import soak
 
@@ -16,7 +15,9 @@ ALWAYS = ("boundary.crossed", "log.half", "log.sealed", "restore.installed", "co
 
 async def test_nothing_acknowledged_is_missing_after_a_kill_at_a_fail_point(tmp_path: Path) -> None:
     """C40: SIGKILL at named points of a busy Gym; every one is reached while an unfinished rollout holds a turn."""
-    others = random.Random(SEED).sample([point for point in POINTS if point not in ALWAYS], 5)
+    others = random.Random(SEED).sample(
+        ("acks.released", "commit.captured", "effect.done", "log.append", "log.based", "part.changed", "turn.opened"), 3
+    )
     verdicts = await visit_all(tmp_path, [(point, 1) for point in (*ALWAYS, *others)])
     assert [] == [verdict for verdict in verdicts if not verdict.sound]
 
