@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from conformance.controller import Controller, Json, Participant
 from conformance.errors import Failed, Lost, NotOffered, SuiteError
+from conformance.failpoints import Action, Armed
 from conformance.gym import CONFORMANCE, Gym
 from conformance.patience import Patience
 from conformance.script import Script, add, script
@@ -124,6 +125,15 @@ class Case:
         if not isinstance(self.bench.target, ProcessTarget):
             raise NotOffered("process control (level 1) is not offered")
         return self.bench.target
+
+    def failpoint(self, moment: str, action: Action) -> Armed:
+        """Return a context in which the Gym is killed, fails or waits at a moment (level 2).
+
+        Raises:
+            NotOffered: the Gym has no such fail point.
+        """
+        self.step(f"{action} at the fail point {moment} from now on")
+        return self.process.failpoints.arm(moment, action)
 
     @property
     def controller(self) -> Controller:
@@ -343,6 +353,8 @@ class Case:
 
     def close(self) -> None:
         """Release everything, and, if rollouts were started, end what is open, retire and ACK what is ours."""
+        if isinstance(self.bench.target, ProcessTarget):
+            self.bench.target.disarm()
         self.witness.release_all()
         self.world.release_all()
         if not self.attempts:

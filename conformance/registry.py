@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from conformance.errors import SuiteFault
+from conformance.failpoints import MOMENTS
 
 if TYPE_CHECKING:
     from conformance.case import Case
@@ -36,6 +37,7 @@ class Check:
         needs_world: whether the conformance environment must call the suite's world.
         needs_storage: whether snapshots must be reachable (a shared directory, or http artifacts).
         needs_shared_dir: whether a directory that both sides see is needed.
+        points: the fail points that it needs (level 2), by the suite's names.
         budgets: the budgets in which it runs.
         body: the function.
     """
@@ -52,6 +54,7 @@ class Check:
     needs_shared_dir: bool
     budgets: tuple[Budget, ...]
     body: Body
+    points: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -74,10 +77,12 @@ def check(
     world: bool = False,
     storage: bool = False,
     shared_dir: bool = False,
+    points: tuple[str, ...] = (),
     budget: Budget | tuple[Budget, ...] = "default",
 ) -> Callable[[Body], Body]:
     """Register a function as a check; see `Check` for the arguments.
 
+    A check with `points` is one of level 2.
     `budget="quick"` runs in quick and default; add `"demo"` for the demo's choice. All run in default.
     """
 
@@ -90,13 +95,14 @@ def check(
                 requirements=requirements,
                 profile=profile,
                 each=each,
-                level=level,
+                level=max(level, 2) if points else level,
                 features=features,
                 needs_world=world,
                 needs_storage=storage or shared_dir,
                 needs_shared_dir=shared_dir,
                 budgets=tuple(dict.fromkeys([*chosen, "default"])),
                 body=body,
+                points=points,
             )
         )
         return body
@@ -114,6 +120,8 @@ def register(check: Check) -> None:
         raise SuiteFault(f"two checks are called {check.name}")
     if check.profile not in PROFILES:
         raise SuiteFault(f"{check.name}: unknown profile {check.profile}")
+    if not set(check.points) <= set(MOMENTS):
+        raise SuiteFault(f"{check.name}: unknown fail points {sorted(set(check.points) - set(MOMENTS))}")
     _CHECKS[check.name] = check
 
 

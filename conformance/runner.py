@@ -34,6 +34,8 @@ EXCHANGES_SHOWN = 12
 FAILURES_RUN_AGAIN = 5
 """How many failures are run a second time to tell flaky ones; a Gym that fails everywhere need not be waited for."""
 
+LEVELS_MISSING = ("process control (level 1) is not offered", "fail points (level 2) are not offered")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -180,7 +182,10 @@ class Runner:
         if missing:
             return f"feature {', '.join(missing)} is not offered"
         if check.level > bench.target.level:
-            return f"process control (level {check.level}) is not offered"
+            return LEVELS_MISSING[bench.target.level]
+        unknown = [name for name in check.points if name not in bench.target.moments]
+        if unknown:
+            return f"the fail point {', '.join(unknown)} (level 2) is not offered"
         if CONFORMANCE in check.features and CONFORMANCE not in bench.gym.environments():
             return "the environment conformance is not registered"
         if check.needs_world and not bench.has_world:
@@ -225,11 +230,20 @@ class Runner:
         target = self.bench.target
         if isinstance(target, ProcessTarget):
             target.cont()
-            if not target.running:
-                target.start()
-            self.bench.wire.reconnect()
-            found = Gym.discover(self.bench.wire, [endpoint.url for endpoint in target.endpoints])
-            self.bench.gym.participants = found.participants
+            target.disarm()
+            if not target.whole:
+                target.restart()
+            try:
+                self._discover(target)
+            except TargetUnreachable:
+                # One of its processes may have been dying still.
+                target.restart()
+                self._discover(target)
+
+    def _discover(self, target: ProcessTarget) -> None:
+        self.bench.wire.reconnect()
+        found = Gym.discover(self.bench.wire, [endpoint.url for endpoint in target.endpoints])
+        self.bench.gym.participants = found.participants
 
     def _failure(self, check: Check, case: Case, error: SuiteError, exchanges: Sequence[Exchange]) -> Failure:
         secrets_known = self.bench.wire.tokens.values()

@@ -17,7 +17,8 @@ from typing import IO, Any
 
 import yaml
 
-from conformance.errors import TargetUnreachable, TimedOut, UsageError
+from conformance.errors import NotOffered, TargetUnreachable, TimedOut, UsageError
+from conformance.failpoints import FailPoints, read_declaration
 from conformance.patience import Patience
 
 START_WITHIN_S = 30.0
@@ -45,6 +46,8 @@ class Target:
     """
 
     level = 0
+    moments: frozenset[str] = frozenset()
+    """The fail points that it has, by the suite's names."""
 
     def __init__(
         self, urls: Sequence[str], tokens: Mapping[str, str], shared_dir: Path | None, patience: Patience
@@ -75,8 +78,8 @@ class TargetFile:
         data_env: variable that it reads the data token from.
         policy_env: variable that it reads the policy's token from.
         shared_dir: an existing directory; None: the suite makes one.
-        level: 1, or 2 with `failpoint_env`.
-        failpoint_env: variable that sets a fail point, or None.
+        failpoints: level 2: `env`, the variable that names the file which directs the fail points, and `points`, the
+            Gym's own words for the suite's moments; None: it has none.
         unmanaged: the Gym's own older route that runs one rollout and answers when it has ended: `path` and `body`,
             whose string `{policy}` becomes the policy object; it must ask the policy at least twice.
     """
@@ -88,7 +91,7 @@ class TargetFile:
     data_env: str = "GYM_CHECKPOINT_DATA_TOKEN"
     policy_env: str = "GYM_POLICY_TOKEN"
     shared_dir: str | None = None
-    failpoint_env: str | None = None
+    failpoints: Mapping[str, Any] | None = None
     unmanaged: Mapping[str, Any] | None = None
 
     @classmethod
@@ -104,9 +107,12 @@ class TargetFile:
             known = {key: tokens.pop(key) for key in ("control_env", "data_env", "policy_env") if key in tokens}
             if tokens:
                 raise UsageError(f"{path}: unknown tokens {sorted(tokens)}")
-            return cls(start=tuple(str(word) for word in data.pop("start")), **known, **data)
+            made = cls(start=tuple(str(word) for word in data.pop("start")), **known, **data)
+            if made.failpoints is not None:
+                read_declaration(made.failpoints)
         except (OSError, yaml.YAMLError, TypeError, AttributeError, KeyError) as error:
             raise UsageError(f"{path}: {error}") from error
+        return made
 
 
 class ProcessTarget(Target):
@@ -132,7 +138,11 @@ class ProcessTarget(Target):
         super().__init__([], tokens, shared, patience)
         self.file = file
         self.policy_token = os.environ.get(file.policy_env) or secrets.token_urlsafe(24)
-        self.level = 2 if file.failpoint_env else 1
+        self.level = 2 if file.failpoints else 1
+        self._failpoints: FailPoints | None = None
+        if file.failpoints is not None:
+            self._failpoints = FailPoints(*read_declaration(file.failpoints), work_dir / "failpoint", patience)
+            self.moments = frozenset(self._failpoints.points)
         self._work_dir = work_dir
         self._world_url = world_url
         self._lives = 0
@@ -162,9 +172,25 @@ class ProcessTarget(Target):
         return list(dict.fromkeys([self._process.pid, *announced]))
 
     @property
+    def failpoints(self) -> FailPoints:
+        """The fail points of the Gym.
+
+        Raises:
+            NotOffered: it has none.
+        """
+        if self._failpoints is None:
+            raise NotOffered("fail points (level 2) are not offered")
+        return self._failpoints
+
+    @property
     def running(self) -> bool:
         """Whether the started process is alive."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every process of the Gym that was announced is alive."""
+        return self.running and all(_alive(pid) for pid in self.pids)
 
     def logs(self) -> str:
         """Return what all lives so far wrote to stdout and stderr."""
@@ -173,18 +199,18 @@ class ProcessTarget(Target):
 
     # --- verbs ---
 
-    def start(self, *, fresh: bool = False, failpoint: str | None = None) -> None:
+    def start(self, *, fresh: bool = False) -> None:
         """Start the process and wait until it announces its servers.
 
         Args:
             fresh: on no data: `{dir}` is emptied first.
-            failpoint: value of the fail point variable (level 2).
 
         Raises:
             TargetUnreachable: it ended, or announced nothing within the bound.
         """
         if self.running:
             return
+        self.disarm()
         if fresh and self.data_dir.exists():
             shutil.rmtree(self.data_dir)
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -194,8 +220,6 @@ class ProcessTarget(Target):
         for name, text in self.file.files.items():
             (self.data_dir / name).write_text(_fill(text, values))
         environment = self._environment(values)
-        if failpoint is not None and self.file.failpoint_env is not None:
-            environment[self.file.failpoint_env] = failpoint
         self._close_log()
         self._log = (self._work_dir / f"gym-{self._lives:03}.log").open("wb")
         argv = [_fill(word, values) for word in self.file.start]
@@ -231,6 +255,8 @@ class ProcessTarget(Target):
         environment[self.file.data_env] = self.tokens["data"]
         environment[self.file.policy_env] = self.policy_token
         environment[SERVER_ENVIRONMENT_WORLD_URL] = self._world_url
+        if self._failpoints is not None:
+            environment[self._failpoints.env] = str(self._failpoints.file)
         return environment
 
     def _await_announcement(self, announce: Path) -> None:
@@ -294,6 +320,11 @@ class ProcessTarget(Target):
         if self.running:
             self.kill()
         self.start(fresh=fresh)
+
+    def disarm(self) -> None:
+        """Direct no fail point any more."""
+        if self._failpoints is not None:
+            self._failpoints.disarm()
 
     def close(self) -> None:
         """Kill it if it runs."""

@@ -9,21 +9,29 @@ the process stops itself (SIGSTOP) until somebody sends SIGCONT. Unset, each poi
 ``resources``), where several processes inherit one environment. ``REFERENCE_GYM_FAILPOINT_HITS`` may name a file into
 which the hit is written before it acts, so that a test can tell a point that was reached from one that never was; once
 it is there no process acts any more, so that one that is started again lives.
+
+``REFERENCE_GYM_FAILPOINT_FILE`` names a file by which the conformance suite directs every process while it runs: its
+one line ``name action`` makes a point ``kill``, ``fail`` as for lack of space, or ``hold`` until the line is another or
+gone. What is reached so is appended to the file ``….reached``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "REFERENCE_GYM_FAILPOINT"
 ROLE_VARIABLE: Final = "REFERENCE_GYM_FAILPOINT_ROLE"
 HITS_VARIABLE: Final = "REFERENCE_GYM_FAILPOINT_HITS"
+FILE_VARIABLE: Final = "REFERENCE_GYM_FAILPOINT_FILE"
+HELD_S: Final = 0.005
 ACTIONS: Final = ("kill", "raise", "delay", "stop")
 DELAY_S: Final = 0.5
 
@@ -183,6 +191,7 @@ def parse(text: str | None) -> Armed | None:
 
 armed: Armed | None = parse(os.environ.get(VARIABLE))
 hits_file: str | None = os.environ.get(HITS_VARIABLE)
+directing_file: str | None = os.environ.get(FILE_VARIABLE)
 
 
 def assume(role: str) -> None:
@@ -200,7 +209,10 @@ def reach(name: str) -> None:
 
     Raises:
         FailPointReached: it is armed with ``raise``.
+        OSError: for lack of space, where the file says ``fail``.
     """
+    if directing_file is not None:
+        _obey(name, directing_file)
     if armed is None or armed.name != name:
         return
     armed.left -= 1
@@ -215,6 +227,41 @@ def reach(name: str) -> None:
             raise FailPointReached(name)
         case _:
             time.sleep(DELAY_S)
+
+
+async def held(name: str) -> None:
+    """Wait, before ``reach`` on an event loop, while the file directs this point to hold; the loop goes on."""
+    if directing_file is not None and _directed(directing_file) == f"{name} hold":
+        _note(name, directing_file)
+        while _directed(directing_file) == f"{name} hold":  # noqa: ASYNC110 - a file tells nobody of its change
+            await asyncio.sleep(HELD_S)
+
+
+def _obey(name: str, file: str) -> None:
+    """Do what the file directs at this point."""
+    if not _directed(file).startswith(f"{name} "):
+        return
+    _note(name, file)
+    while _directed(file) == f"{name} hold":
+        time.sleep(HELD_S)
+    match _directed(file).removeprefix(f"{name} "):
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "fail":
+            raise OSError(errno.ENOSPC, f"fail point {name}")
+
+
+def _directed(file: str) -> str:
+    """Return the line of the file, or nothing."""
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _note(name: str, file: str) -> None:
+    with Path(f"{file}.reached").open("a", encoding="utf-8") as reached:
+        reached.write(f"{name} {os.getpid()}\n")
 
 
 def _first(name: str) -> bool:

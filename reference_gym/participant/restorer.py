@@ -94,6 +94,7 @@ class Restorer:
         failpoints.reach("restore.read")
         plan = await asyncio.to_thread(make_plan, self._request, source, core.config, core.owns)
         core.move(Step(core.machine.verified(core.clock.now())))
+        await failpoints.held("restore.verified")
         failpoints.reach("restore.verified")
         await self._quiesce()
         failpoints.reach("restore.quiesced")
@@ -101,6 +102,7 @@ class Restorer:
         failpoints.reach("restore.parts")
         entries = await self._build_rollouts(plan)
         records = await self._build_records(plan, source)
+        await failpoints.held("restore.built")
         failpoints.reach("restore.built")
         require_above_fences(self._request, core.highest)
         opened = core.machine.open

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -73,3 +74,39 @@ def test_what_names_no_point_or_no_action_is_refused(text: str) -> None:
     """A misspelt fail point must not look like one that was never reached."""
     with pytest.raises(ValueError, match="FAILPOINT"):
         failpoints.parse(text)
+
+
+def directed(tmp_path: Path, line: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that a file directs."""
+    file = tmp_path / "directs"
+    file.write_text(f"{line}\n")
+    lines = [
+        f"import pathlib; file = pathlib.Path({str(file)!r})",
+        "from reference_gym.participant import failpoints as f",
+    ]
+    code = "\n".join([*lines, code])
+    environment = os.environ | {"REFERENCE_GYM_FAILPOINT_FILE": str(file)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_file_directs_a_point_while_the_process_runs(tmp_path: Path) -> None:
+    """Lack of space, as often as the file says so; the point is named in the file beside it; no other point acts."""
+    code = (
+        "f.reach('commit.captured')\ntry: f.reach('commit.files')\nexcept OSError as e: print(e.errno)\nfile.unlink()\n"
+    )
+    ended = directed(tmp_path, "commit.files fail", code + "f.reach('commit.files'); print('on')")
+    assert f"{errno.ENOSPC}\non\n" == ended.stdout
+    assert ["commit.files"] == [line.split()[0] for line in (tmp_path / "directs.reached").read_text().splitlines()]
+
+
+def test_a_point_that_is_held_does_as_the_file_says_then(tmp_path: Path) -> None:
+    """It waits on a thread, and gets SIGKILL once the file says kill."""
+    code = "import threading; t = threading.Thread(target=f.reach, args=('commit.files',)); t.start(); t.join(0.2)\n"
+    ended = directed(
+        tmp_path,
+        "commit.files hold",
+        code + "print(t.is_alive(), flush=True)\nfile.write_text('commit.files kill')\nt.join()",
+    )
+    assert (-signal.SIGKILL, "True\n") == (ended.returncode, ended.stdout)
