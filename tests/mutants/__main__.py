@@ -19,6 +19,7 @@ def main() -> int:
     target = commands.add_parser("target", help="print a target file for the suite")
     target.add_argument("name", help="of a mutant, or `clean`")
     target.add_argument("--processes", choices=("one", "three"), default="one", help="the process form of the Gym")
+    target.add_argument("--log", action="store_true", help="a Gym that keeps a boundary log")
     run = commands.add_parser("run", help="run the suite on the clean Gym and on each mutant")
     run.add_argument("--jobs", type=int, default=2, help="how many at a time")
     run.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutant alone; may be repeated")
@@ -36,13 +37,13 @@ def main() -> int:
 
         start(options.name, options.arguments)
         return 0
-    from tests.mutants import runner
+    from tests.mutants import runner, telling
 
     if options.command == "list":
-        runner.print_list()
+        telling.print_list(runner.console)
         return 0
     if options.command == "target":
-        sys.stdout.write(runner.target_of(options.name, options.processes))
+        sys.stdout.write(runner.target_of(options.name, options.processes, log=options.log))
         return 0
     return runner.run(
         runner.Plan(

@@ -7,11 +7,16 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from tests.mutants import broken, seam
 
 CLEAN = "clean"
 """The name of the unmutated Gym, which belongs to every run as its control."""
+
+Shows = Literal["answer", "state", "race", "crash"]
+"""What it takes to see a mutant: one call whose answer is wrong; a sequence of calls that leads to a certain state;
+things that happen at the same time; an end of the process."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,9 @@ class Mutant:
         sentence: what it breaks.
         breaks: requirement ids, the main one first.
         targets: the area.
+        shows: what it takes to see it.
+        from_the_text: whether it was written from the specification by somebody who had read no check of its chapter.
+        log: whether it breaks a Gym that keeps a boundary log, and no other.
         apply: changes the reference Gym in this process.
     """
 
@@ -30,6 +38,9 @@ class Mutant:
     sentence: str
     breaks: tuple[str, ...]
     targets: str
+    shows: Shows
+    from_the_text: bool
+    log: bool
     apply: Callable[[], None]
 
 
@@ -53,7 +64,16 @@ def load(name: str) -> Mutant:
             raise  # It does not fit the reference Gym any more.
         raise LookupError(f"there is no mutant {name}") from error
     sentence = " ".join((module.__doc__ or "").strip().split("\n\n")[0].split())
-    return Mutant(name, sentence, tuple(module.BREAKS), module.TARGETS, module.apply)
+    return Mutant(
+        name=name,
+        sentence=sentence,
+        breaks=tuple(module.BREAKS),
+        targets=module.TARGETS,
+        shows=module.SHOWS,
+        from_the_text=getattr(module, "FROM_THE_TEXT", False),
+        log=getattr(module, "LOG", False),
+        apply=module.apply,
+    )
 
 
 def apply(name: str) -> None:

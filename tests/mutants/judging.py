@@ -20,7 +20,6 @@ class Finding:
         check: its name.
         machine: whether it is the state machine's and not a check's.
         named: the requirements that its failures name.
-        exercised: those that it is registered with.
         what: what was judged, of its first failure.
         seconds: how long it took.
     """
@@ -28,9 +27,27 @@ class Finding:
     check: str
     machine: bool
     named: frozenset[str]
-    exercised: frozenset[str]
     what: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of one run of the suite.
+
+    Args:
+        name: of the mutant, or of the control.
+        exit_code: of the suite; None when it was ended because of its time limit.
+        seconds: how long it took.
+        found: its red checks; None when it wrote no report.
+        log: the end of what it printed.
+    """
+
+    name: str
+    exit_code: int | None
+    seconds: float
+    found: tuple[Finding, ...] | None
+    log: str
 
 
 @dataclass(frozen=True)
@@ -38,12 +55,13 @@ class Verdict:
     """What a run of the suite came to for one mutant.
 
     Args:
-        killed_by: the red checks that show what the mutant says that it breaks, those first that name it.
-        collateral: the red checks none of whose requirements it says that it breaks.
+        killed_by: the red checks that name something of what the mutant says that it breaks.
+        collateral: the requirements that are red although the mutant does not say that it breaks them, each with the
+            checks that name it.
     """
 
     killed_by: tuple[Finding, ...]
-    collateral: tuple[Finding, ...]
+    collateral: Mapping[str, tuple[Finding, ...]]
 
     @property
     def killed(self) -> bool:
@@ -63,7 +81,6 @@ def findings(report: Mapping[str, Any], checks: Collection[str]) -> list[Finding
             check=outcome["name"],
             machine=outcome["name"] not in checks,
             named=frozenset(found["id"] for failure in outcome["failures"] for found in failure["requirements"]),
-            exercised=frozenset(outcome["requirements"]),
             what=outcome["failures"][0]["what"] if outcome["failures"] else outcome["reason"],
             seconds=outcome["seconds"],
         )
@@ -75,6 +92,9 @@ def findings(report: Mapping[str, Any], checks: Collection[str]) -> list[Finding
 def judge(mutant: Mutant, found: Sequence[Finding], clean: Collection[str]) -> Verdict:
     """Judge a mutant by the red checks of its run.
 
+    The state machine compares whole answers with the model and mostly names what it compares, not what is behind it: it
+    kills a mutant, too, and what it names is no collateral.
+
     Args:
         mutant: what it says that it breaks.
         found: the red checks.
@@ -82,6 +102,8 @@ def judge(mutant: Mutant, found: Sequence[Finding], clean: Collection[str]) -> V
     """
     breaks = frozenset(mutant.breaks)
     counted = [finding for finding in found if finding.check not in clean]
-    shows = [finding for finding in counted if finding.machine or breaks & (finding.named | finding.exercised)]
-    exact = sorted(shows, key=lambda finding: not breaks & finding.named)
-    return Verdict(tuple(exact), tuple(finding for finding in counted if finding not in shows))
+    exact = [finding for finding in counted if breaks & finding.named]
+    loose = [finding for finding in counted if finding.machine and not breaks & finding.named]
+    others = sorted({key for finding in counted if not finding.machine for key in finding.named - breaks})
+    by = {key: tuple(finding for finding in counted if key in finding.named) for key in others}
+    return Verdict((*exact, *loose), by)

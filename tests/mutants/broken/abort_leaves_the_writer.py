@@ -12,6 +12,7 @@ from reference_gym.participant.machine import Machine, Phase, Step, Todo
 from tests.mutants.seam import wrap
 
 TARGETS = "durability"
+SHOWS = "race"
 BREAKS = ("CKPT-COMMIT-041", "CKPT-ABORT-003", "CKPT-PHASE-006")
 
 

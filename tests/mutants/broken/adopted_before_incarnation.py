@@ -9,6 +9,7 @@ from reference_gym.participant.core import Caller, Core
 from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
+SHOWS = "state"
 BREAKS = ("CKPT-ORDER-004", "CKPT-ORDER-001", "CKPT-ID-037", "CKPT-CTRL-002")
 
 

@@ -9,6 +9,7 @@ from reference_gym.participant.opentime import OpenTime
 from tests.mutants.seam import wrap
 
 TARGETS = "gate"
+SHOWS = "state"
 BREAKS = ("CKPT-GATE-016",)
 
 

@@ -9,6 +9,7 @@ from reference_gym.participant.records import MemoryStore
 from tests.mutants.seam import wrap
 
 TARGETS = "durability"
+SHOWS = "race"
 BREAKS = ("CKPT-COMMIT-002", "CKPT-COMMIT-013", "CKPT-COMMIT-020", "CKPT-DIR-009", "CKPT-DIR-013")
 
 

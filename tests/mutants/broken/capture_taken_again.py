@@ -11,6 +11,7 @@ from spec.wire import CheckpointId
 from tests.mutants.seam import wrap
 
 TARGETS = "durability"
+SHOWS = "state"
 BREAKS = ("CKPT-COMMIT-027", "CKPT-REPEAT-005", "CKPT-COMMIT-012", "CKPT-COMMIT-013")
 
 

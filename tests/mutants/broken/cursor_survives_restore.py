@@ -9,6 +9,7 @@ from reference_gym.participant.feed import Feed
 from tests.mutants.seam import wrap
 
 TARGETS = "feed"
+SHOWS = "state"
 BREAKS = ("CKPT-FEED-004", "CKPT-FEED-006", "CKPT-FEED-018")
 
 

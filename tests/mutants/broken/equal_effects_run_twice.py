@@ -10,6 +10,7 @@ from reference_gym.participant.state import EffectCall
 from tests.mutants.seam import wrap
 
 TARGETS = "effects"
+SHOWS = "race"
 BREAKS = ("CKPT-EFFECT-005", "CKPT-EFFECT-017", "CKPT-EFFECT-019", "CKPT-REPEAT-014")
 
 

@@ -10,6 +10,7 @@ from reference_gym.participant.fences import Fences, Tombstone
 from tests.mutants.seam import wrap
 
 TARGETS = "ack"
+SHOWS = "state"
 BREAKS = ("CKPT-ACK-010",)
 
 

@@ -9,6 +9,7 @@ from reference_gym.participant.fences import Fences
 from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
+SHOWS = "answer"
 BREAKS = ("CKPT-FENCE-001", "CKPT-FENCE-002", "CKPT-EFFECT-007", "CKPT-EFFECT-008")
 
 

@@ -10,6 +10,7 @@ from reference_gym.participant.rollout import Rollout
 from tests.mutants.seam import wrap
 
 TARGETS = "gate"
+SHOWS = "race"
 BREAKS = ("CKPT-GATE-001", "CKPT-GATE-003", "CKPT-GATE-007", "CKPT-GATE-009")
 
 

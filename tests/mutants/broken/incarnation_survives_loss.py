@@ -13,6 +13,7 @@ from reference_gym.participant.core import Core
 from tests.mutants.seam import wrap
 
 TARGETS = "durability"
+SHOWS = "crash"
 BREAKS = (
     "CKPT-ID-020",
     "CKPT-ID-026",

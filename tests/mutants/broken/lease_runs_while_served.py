@@ -13,6 +13,7 @@ from spec.wire import CheckpointId
 from tests.mutants.seam import wrap
 
 TARGETS = "lease"
+SHOWS = "race"
 BREAKS = ("CKPT-LEASE-008", "CKPT-STATUS-005")
 
 

@@ -11,6 +11,7 @@ from reference_gym.participant.records import Cut
 from tests.mutants.seam import wrap
 
 TARGETS = "gate"
+SHOWS = "answer"
 BREAKS = ("CKPT-COMMIT-033", "CKPT-DIR-029", "CKPT-ENV-002")
 
 

@@ -11,6 +11,7 @@ from reference_gym.participant import artifacts
 from tests.mutants.seam import wrap
 
 TARGETS = "durability"
+SHOWS = "race"
 BREAKS = ("CKPT-DIR-001",)
 
 

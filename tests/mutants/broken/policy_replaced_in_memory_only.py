@@ -9,6 +9,7 @@ from reference_gym.participant.registry import Registry
 from tests.mutants.seam import wrap
 
 TARGETS = "restore"
+SHOWS = "state"
 BREAKS = ("CKPT-RESTORE-036", "CKPT-STATUS-006")
 
 

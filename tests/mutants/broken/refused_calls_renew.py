@@ -10,6 +10,7 @@ from reference_gym.participant.core import Caller, Core
 from tests.mutants.seam import wrap
 
 TARGETS = "lease"
+SHOWS = "answer"
 BREAKS = ("CKPT-LEASE-005", "CKPT-LEASE-007")
 
 

@@ -10,6 +10,7 @@ from reference_gym.participant.state import Restored
 from tests.mutants.seam import wrap
 
 TARGETS = "effects"
+SHOWS = "state"
 BREAKS = ("CKPT-EFFECT-006", "CKPT-EFFECT-001", "CKPT-EFFECT-002", "CKPT-EFFECT-017")
 
 

@@ -9,6 +9,7 @@ from reference_gym.participant.restorer import Restorer
 from tests.mutants.seam import wrap
 
 TARGETS = "restore"
+SHOWS = "state"
 BREAKS = ("CKPT-RESTORE-011", "CKPT-RESTORE-002", "CKPT-ABORT-006")
 
 

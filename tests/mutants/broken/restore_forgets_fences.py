@@ -12,6 +12,7 @@ from reference_gym.participant.fences import Fences
 from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
+SHOWS = "state"
 BREAKS = ("CKPT-FENCE-004", "CKPT-FENCE-005", "CKPT-FENCE-011", "CKPT-RESTORE-016")
 
 

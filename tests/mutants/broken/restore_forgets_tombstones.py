@@ -9,6 +9,7 @@ from reference_gym.participant.fences import Fences
 from tests.mutants.seam import wrap
 
 TARGETS = "restore"
+SHOWS = "state"
 BREAKS = ("CKPT-FENCE-009", "CKPT-FENCE-006", "CKPT-ROLL-011", "CKPT-ACK-005", "CKPT-STATUS-015", "CKPT-STATUS-024")
 
 

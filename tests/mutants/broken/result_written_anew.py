@@ -15,6 +15,7 @@ from reference_gym.participant.feed import Feed
 from tests.mutants.seam import wrap
 
 TARGETS = "feed"
+SHOWS = "answer"
 BREAKS = ("CKPT-RESULT-002", "CKPT-RESULT-004", "CKPT-FEED-016", "CKPT-RESTORE-021", "CKPT-ENV-026")
 
 

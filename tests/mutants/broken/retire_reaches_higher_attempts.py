@@ -9,6 +9,7 @@ from reference_gym.participant.registry import Registry
 from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
+SHOWS = "answer"
 BREAKS = ("CKPT-RETIRE-003",)
 
 

@@ -12,6 +12,7 @@ from reference_gym.participant.rollout import Turn
 from tests.mutants.seam import wrap
 
 TARGETS = "gate"
+SHOWS = "race"
 BREAKS = ("CKPT-GATE-004", "CKPT-PREP-002", "CKPT-ROLL-044")
 
 

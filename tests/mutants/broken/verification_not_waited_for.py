@@ -9,6 +9,7 @@ from reference_gym.participant.gate import Gate
 from tests.mutants.seam import wrap
 
 TARGETS = "gate"
+SHOWS = "race"
 BREAKS = ("CKPT-ENV-007", "CKPT-ENV-008", "CKPT-PREP-002", "CKPT-PREP-005")
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ACK releases the result of its rollout and attempt, whatever digest it names."""
+"""An ACK does not raise `progress`: a snapshot after it is skipped as if nothing had changed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from reference_gym.participant.registry import Registry
@@ -10,7 +11,9 @@ from reference_gym.participant.result import Receipt
 from tests.mutants.seam import wrap
 
 TARGETS = "ack"
-BREAKS = ("CKPT-ACK-006", "CKPT-ACK-007")
+SHOWS = "state"
+FROM_THE_TEXT = True
+BREAKS = ("CKPT-STATUS-006",)
 
 
 def apply() -> None:
@@ -18,7 +21,8 @@ def apply() -> None:
 
     @wrap(Registry, "acknowledge")
     def acknowledge(original: Any, self: Registry, receipt: Receipt) -> Any:
-        finished = self._shared.feed.get(receipt.rollout_id)
-        if finished is not None and finished.receipt.attempt == receipt.attempt:
-            receipt = finished.receipt
-        return original(self, receipt)
+        shared, self._shared = self._shared, replace(self._shared, progressed=lambda: None)
+        try:
+            return original(self, receipt)
+        finally:
+            self._shared = shared
