@@ -11,9 +11,11 @@ from conformance.case import Case, Rollout
 from conformance.cuts import (
     Cut,
     commit_everywhere,
+    plan,
     prepare_everywhere,
     prepared_at,
     read_part,
+    restore_at,
     restore_cut,
     resume_everywhere,
     target_for,
@@ -100,6 +102,39 @@ def a_cut_is_that_of_its_instant(case: Case) -> None:
     restore_cut(case, cut, only={going.rollout_id}, resume=False)
     row = case.row(going)
     case.equal(1, row["turns_done"], "neither is it in what is restored from it", "CKPT-COMMIT-002", "CKPT-RESTORE-020")
+    case.new_controller()
+
+
+@check(
+    "CKPT-COMMIT-012",
+    "CKPT-FEED-017",
+    "CKPT-COMMIT-002",
+    profile="checkpoint",
+    features=COMMON,
+    storage=True,
+)
+def an_ack_while_it_is_written_leaves_the_cut_alone(case: Case) -> None:
+    """A result is acknowledged between the capture and the end of its writing: it is in the cut and comes back."""
+    slow = big(case)
+    done, entry = case.finished(script("done"))
+    open_id = case.controller.next_id()
+    prepare_everywhere(case, open_id)
+    begun = commit_everywhere(case, open_id, wait="captured")
+    case.equal(["released"], case.ack(entry["receipt"]), "the ACK while the cut is written")
+    parts = {}
+    for p in case.gym.participants:
+        target, directory, _ = begun[p.name]
+        reply = case.accepted(case.controller.commit(p, open_id, target), "the cut gets durable", "CKPT-COMMIT-012")
+        parts[p.name] = read_part(case, p, open_id, target, directory, reply)
+    cut = Cut(open_id, parts, {})
+    case.equal("finished", cut.row(case, done.rollout_id)["state"], "the result is in the index", "CKPT-COMMIT-012")
+    resume_everywhere(case, open_id)
+    case.release(slow)
+    lists = plan(case, cut, only=set(), keep={done.rollout_id})
+    reply = restore_at(case, case.agent, cut, lists, case.controller.next_id())
+    case.accepted(reply, "the result is in the cut", "CKPT-COMMIT-012", "CKPT-FEED-017", "CKPT-COMMIT-002")
+    kept = case.result(done, "CKPT-COMMIT-012", "CKPT-FEED-017")
+    case.equal(entry["result"], kept["result"], "its text", "CKPT-COMMIT-012")
     case.new_controller()
 
 
