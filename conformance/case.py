@@ -266,6 +266,23 @@ class Case:
         hold.wait_asked()
         return rollout
 
+    def start_crowd(self, number: int, turns: int, written: Script = DEFAULT_SCRIPT, **kwargs: Any) -> list[Rollout]:
+        """Start rollouts in one batch, and wait until each has done `turns` turns and waits for the held policy."""
+        ids = [self.new_id() for _ in range(number)]
+        holds = {rollout_id: self.witness.hold(rollout_id, turns + 1) for rollout_id in ids}
+        for rollout_id in ids:
+            self.witness.script(rollout_id, written)
+        items = [self.item(rollout_id, **kwargs) for rollout_id in ids]
+        self.step(f"start {number} rollouts in one batch, each held in turn {turns + 1}")
+        reply = self.accepted(self.start_items(items), "a batch is answered item by item")
+        outcomes = {row["outcome"] for row in reply["outcomes"]}
+        self.equal({"started"}, outcomes, "the outcomes of a batch of new rollouts")
+        crowd = [Rollout(item["rollout_id"], 0, item, written, holds[item["rollout_id"]]) for item in items]
+        for rollout in crowd:
+            holds[rollout.rollout_id].wait_asked()
+            self.rollouts[rollout.rollout_id] = rollout
+        return crowd
+
     def release(self, *rollouts: Rollout) -> None:
         """Let the held generations of rollouts end."""
         for rollout in rollouts:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time limits that end before the work, and optional fields that are left out."""
+
+from __future__ import annotations
+
+from conformance.case import Case
+from conformance.checks.writing import big
+from conformance.controller import Json, Participant
+from conformance.cuts import Cut, prepared_at, read_part, ready_at, target_for
+from conformance.registry import check
+from conformance.script import script
+from conformance.wire import Reply
+
+COMMON = ("conformance",)
+
+
+@check(
+    "CKPT-TIME-003",
+    "CKPT-TIME-005",
+    "CKPT-TIME-008",
+    "CKPT-TIME-009",
+    "CKPT-TIME-013",
+    profile="checkpoint",
+    features=COMMON,
+    shared_dir=True,
+)
+def a_limit_of_zero_ends_before_the_work(case: Case) -> None:
+    """C32: commit and restore of a large state with no time at all: 504, the work goes on, and a repeat joins it."""
+    c, p = case.controller, case.sessions
+    slow = big(case)
+    open_id = prepared_at(case, p)
+    target, directory = target_for(case, p, open_id)
+    case.step("commit a large state with timeout_ms 0")
+    _ended_early(case, c.commit(p, open_id, target, timeout_ms=0), "a commit", "CKPT-TIME-003")
+    done = case.accepted(c.commit(p, open_id, target), "the commit again, with time", "CKPT-TIME-009", "CKPT-TIME-008")
+    cut = Cut(open_id, {p.name: read_part(case, p, open_id, target, directory, done)}, {})
+    case.accepted(c.abort(p, open_id), "abort")
+    row = cut.parts[p.name].rows[slow.rollout_id]
+    fence = {"rollout_id": slow.rollout_id, "through_attempt": row["attempt"]}
+    restore_id = c.next_id()
+
+    def restore(timeout_ms: int) -> Reply:
+        source = cut.parts[p.name].source(open_id)
+        return c.restore(p, restore_id, source, fences=[fence], timeout_ms=timeout_ms)
+
+    case.step("restore it with timeout_ms 0")
+    _ended_early(case, restore(0), "a restore", "CKPT-TIME-005")
+    again = case.accepted(restore(10_000), "the restore again, with time", "CKPT-TIME-009", "CKPT-TIME-008")
+    case.equal("restored", again["phase"], "the work went on", "CKPT-TIME-008")
+
+
+def _ended_early(case: Case, reply: Reply, what: str, key: str) -> None:
+    """Judge a call whose limit ended at once, unless the work was done by then."""
+    if reply.ok:
+        case.leave_out(f"{what} was done before its limit ended", key)
+        return
+    case.refused(reply, "deadline_exceeded", f"{what} whose limit ends before the work", key)
+    case.equal(True, reply.json.get("continues"), f"{what}: the work goes on", "CKPT-TIME-013")
+
+
+@check("CKPT-TIME-004", "CKPT-RESUME-002", profile="checkpoint", each="participant", features=COMMON, storage=True)
+def a_resume_without_time_opens_or_says_so(case: Case) -> None:
+    """A resume with timeout_ms 0 during the commit: 200 with the gate open, or 504, and it opens by itself."""
+    c, p = case.controller, case.p
+    big(case)
+    open_id = prepared_at(case)
+    target, _ = target_for(case, p, open_id)
+    writing = case.wire.background(lambda: c.commit(p, open_id, target))
+    case.until(lambda: p.status()["phase"] != "prepared", "the commit has begun")
+    reply = c.resume(p, open_id, timeout_ms=0)
+    if reply.ok:
+        case.equal("open", p.status()["gate"], "the gate after a resume that was answered 200", "CKPT-RESUME-002")
+        case.leave_out("the capture was there before the limit ended", "CKPT-TIME-004")
+    else:
+        case.refused(reply, "deadline_exceeded", "a resume whose limit ends before the gate is open", "CKPT-TIME-004")
+        case.equal(True, reply.json.get("continues"), "the work goes on", "CKPT-TIME-004")
+        case.until(lambda: p.status()["gate"] == "open", "the gate opens by itself", "CKPT-TIME-004")
+    writing.result()
+
+
+@check("CKPT-ERR-005", each="rollouts", features=COMMON)
+def an_absent_field_means_its_default(case: Case) -> None:
+    """`leave_out_blocked`, `wait_ms`, `after`, `agent`: left out, and given as the default, they mean the same."""
+    a = case.agent
+    _, first = case.finished(script("done"))
+    absent = case.accepted(a.get_results(), "a read without parameters")
+    given = case.accepted(a.get_results(wait_ms=0), "a read with wait_ms=0", "CKPT-ERR-005")
+    case.equal(_receipts(absent), _receipts(given), "results with wait_ms left out, and 0", "CKPT-ERR-005")
+    case.true(first["receipt"] in _receipts(absent), "no cursor: from the beginning", "CKPT-ERR-005", got=absent.brief)
+    rollout = case.start_at(1)
+    named = {**rollout.item, "agent": a.capabilities["agents"][0]["name"]}
+    case.equal("already_started", case.outcome(named)["outcome"], "the first agent, named", "CKPT-ERR-005")
+    if "checkpoint" in case.gym.profiles:
+        for p in case.gym.participants:
+            _leave_out_blocked(case, p)
+
+
+def _receipts(page: Reply) -> list[Json]:
+    return [row["receipt"] for row in page["results"]]
+
+
+def _leave_out_blocked(case: Case, p: Participant) -> None:
+    """Judge that a commit without `leave_out_blocked`, and with false, are repeats of one another."""
+    c = case.controller
+    if case.bench.target.shared_dir is None and "artifacts_http" not in p.capabilities["features"]:
+        return
+    for first in (None, False):
+        open_id = c.next_id()
+        ready_at(case, p, open_id)
+        target, _ = target_for(case, p, open_id)
+        for given in (first, None if first is False else False):
+            reply = c.commit(p, open_id, target, leave_out_blocked=given)
+            case.accepted(reply, f"a commit with leave_out_blocked {given}, after {first}", "CKPT-ERR-005")
+        case.accepted(c.abort(p, open_id), "abort")
