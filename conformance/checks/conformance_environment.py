@@ -198,6 +198,8 @@ def verification_may_ask_the_world(case: Case) -> None:
     failure = case.failure(case.start(script("done"), rollout_id=rollout_id, verify_in_world=True), "CKPT-CONF-029")
     case.equal("verification_failed", failure["kind"], "the kind", "CKPT-CONF-029")
     case.equal(False, failure["terminal"], "not terminal", "CKPT-CONF-052")
+    calls = case.world.calls(rollout_id=rollout_id, kind="verify")
+    case.equal(1, len(calls), "one POST, also where it is not answered 200", "CKPT-CONF-028")
 
 
 @check("CKPT-CONF-003", "CKPT-ROLL-008", budget="quick")

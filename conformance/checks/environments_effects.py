@@ -155,8 +155,9 @@ def effects_are_refused_for_what_they_name(case: Case) -> None:
         probe(case, unknown, 1), "session_lost", "a rollout without a session", "CKPT-EFFECT-010", "CKPT-CONF-038"
     )
     case.refused(probe(case, unknown, 1), "session_lost", "an effect opens no session", "CKPT-ENV-011")
-    other = probe(case, rollout, 1, effects_done=7)
-    case.refused(other, "session_lost", "another effects_done", "CKPT-EFFECT-011")
+    for other in (0, 2, 7):
+        reply = probe(case, rollout, 1, effects_done=other)
+        case.refused(reply, "session_lost", f"effects_done {other} where 1 is recorded", "CKPT-EFFECT-011")
     fits = probe(case, rollout, 1, effects_done=1)
     case.accepted(fits, "the recorded number of effects", "CKPT-EFFECT-011", "CKPT-ID-016")
 
@@ -242,6 +243,7 @@ def a_broken_effect_leaves_its_rollout_uncertain(case: Case) -> None:
     "CKPT-ENV-029",
     "CKPT-CONF-040",
     "CKPT-CONF-051",
+    "CKPT-EFFECT-011",
     "CKPT-EFFECT-016",
     profile="turn-recovery",
     features=COMMON,
@@ -256,7 +258,11 @@ def a_lost_session_ends_its_rollout(case: Case) -> None:
     failure = case.failure(rollout, "CKPT-ENV-012")
     case.equal("session_lost", failure["kind"], "the kind", "CKPT-ENV-012", "CKPT-CONF-051")
     case.equal(False, failure["terminal"], "a next attempt may succeed", "CKPT-ENV-029")
-    case.equal(0, case.witness.asked(rollout.rollout_id, 3), "the policy was not asked on", "CKPT-EFFECT-016")
+    asked = case.witness.generations(rollout.rollout_id, turn=3)
+    shown = [call.body["messages"][-1]["content"] for call in asked]
+    ran = [text for text in shown if "counter" in text]
+    case.equal([], ran, "effects that ran although the numbers differ", "CKPT-EFFECT-011")
+    case.equal([], shown, "what the policy was shown in their place", "CKPT-EFFECT-016")
 
 
 @check("CKPT-ID-014", features=COMMON, world=True, budget="quick")

@@ -123,6 +123,7 @@ def repeated_starts(case: Case) -> None:
     "CKPT-ROLL-047",
     "CKPT-STATUS-019",
     "CKPT-RETIRE-009",
+    "CKPT-CONF-029",
     features=COMMON,
     world=True,
     budget="quick",
@@ -133,7 +134,9 @@ def a_failure_is_no_end(case: Case) -> None:
     def fail(rollout_id: str, attempt: int = 0) -> tuple[Rollout, Json]:
         case.world.fail(kind="verify", rollout_id=rollout_id)
         rollout = case.start(SHORT, rollout_id=rollout_id, attempt=attempt, verify_in_world=True)
-        return rollout, case.result(rollout)
+        entry = case.result(rollout)
+        case.true("failure" in entry["content"], "its verification fails", "CKPT-CONF-029", got=entry["content"])
+        return rollout, entry
 
     first, entry = fail(case.new_id())
     row = case.row(first)
@@ -150,7 +153,9 @@ def a_failure_is_no_end(case: Case) -> None:
     case.equal(["released"], case.ack(entry["receipt"]), "ACK of a failure")
     case.equal(["already_released"], case.ack(entry["receipt"]), "again", "CKPT-ACK-012")
     case.equal("stale_attempt", case.outcome(acked.item)["outcome"], "its own attempt", "CKPT-ACK-011")
-    again = case.start(SHORT, rollout_id=acked.rollout_id, attempt=1, verify_in_world=True)
+    item = {**acked.item, "attempt": 1}
+    case.equal("started", case.outcome(item)["outcome"], "a higher attempt than the ACKed one", "CKPT-ACK-010")
+    again = Rollout(acked.rollout_id, 1, item, SHORT)
     case.equal(["unknown"], case.ack(entry["receipt"]), "once a higher attempt is started", "CKPT-ACK-032")
     case.body(again, "CKPT-ACK-010")
     third, _ = fail(case.new_id())
@@ -230,6 +235,7 @@ def retire_fences_stops_and_frees(case: Case) -> None:
     case.equal(list(through), list(rows), "outcomes in request order", "CKPT-RETIRE-005")
     stopped = rows[live.rollout_id]["outcome"]
     case.true(stopped in ("retired", "pending"), "the live one", "CKPT-RETIRE-002", got=stopped)
+    case.equal("waiting_policy", case.row(high)["state"], "the one whose attempt is higher", "CKPT-RETIRE-003")
     case.until_state(live, "retired", requirements=("CKPT-RETIRE-004", "CKPT-RETIRE-011"))
     kept = (rows[done.rollout_id]["outcome"], rows[done.rollout_id].get("receipt"))
     case.equal(("finished", entry["receipt"]), kept, "the finished one", "CKPT-RETIRE-006", "CKPT-RETIRE-007")

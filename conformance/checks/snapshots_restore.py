@@ -83,9 +83,9 @@ def a_restore_installs_exactly_its_lists(case: Case) -> None:
     listing = case.agent.rollouts()
     unlisted = {key for key in (gone, later.rollout_id) if listing.get(key, {}).get("state") in ("running", "finished")}
     case.equal(set(), unlisted, "unlisted work", "CKPT-RESTORE-022", "CKPT-RESTORE-015")
-    for key, attempt in ((later.rollout_id, later.attempt), (never, 6)):
+    for key, attempt, what in ((later.rollout_id, later.attempt, "CKPT-RESTORE-016"), (never, 6, "CKPT-RESTORE-030")):
         outcome = case.outcome(case.item(key, attempt=attempt))
-        case.equal("stale_attempt", outcome["outcome"], f"{key} is fenced", "CKPT-RESTORE-016", "CKPT-RESTORE-030")
+        case.equal("stale_attempt", outcome["outcome"], f"{key} is fenced", what)
 
 
 @check(

@@ -12,7 +12,7 @@ from tests.mutants.seam import wrap
 TARGETS = "effects"
 SHOWS = "answer"
 FROM_THE_TEXT = True
-BREAKS = ("CKPT-CONF-028",)
+BREAKS = ("CKPT-CONF-028", "CKPT-CONF-029")
 
 
 def apply() -> None:
