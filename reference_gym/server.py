@@ -149,7 +149,7 @@ class Assembly:
         self._closers.append(proxy.aclose)
         ledger = Ledger(plane.participant.changed)
         plane.participant.add(ledger)
-        recording = RecordingPolicy(proxy, ledger, plane.participant.observe)
+        recording = RecordingPolicy(proxy, ledger, plane.participant.observe, plane.participant.settled)
         if self._role == "model":
             model_app.add_routes(plane, recording, ledger)
         return recording

@@ -6,7 +6,7 @@ Implements CKPT-FENCE-002 with the participant's fences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from reference_gym.model.ledger import Ledger, Row
@@ -16,6 +16,8 @@ from reference_gym.participant.policy_http import PolicyHttp
 from reference_gym.participant.state import Policy
 from spec import wire
 
+Settled = Callable[[], Awaitable[None]]
+"""Returns once everything that has changed in the participant would survive the process."""
 Observe = Callable[[str, int], None]
 """Tells the participant of a call by (rollout, attempt): fences lower ones, raises `StaleAttempt` for a fenced one."""
 
@@ -27,18 +29,21 @@ class RecordingPolicy:
         proxy: the direct way.
         ledger: where the rows go.
         observe: see `Observe`.
+        settled: see `Settled`; awaited before the policy hears of an attempt that fences lower ones.
     """
 
-    def __init__(self, proxy: PolicyHttp, ledger: Ledger, observe: Observe) -> None:
+    def __init__(self, proxy: PolicyHttp, ledger: Ledger, observe: Observe, settled: Settled) -> None:
         self._proxy = proxy
         self._ledger = ledger
         self._observe = observe
+        self._settled = settled
 
     async def call(self, address: Policy, request: Mapping[str, Any], turn: TurnId | None) -> PolicyAnswer:
         """Make one call and record it; raises `StaleAttempt`, also for a reply that came after the fence."""
         if turn is None:
             return await self._proxy.call(address, request, None)
         self._observe(turn.rollout_id, turn.attempt)
+        await self._settled()
         answer = await self._proxy.call(address, request, turn)
         self._observe(turn.rollout_id, turn.attempt)
         if answer.status == 200:

@@ -124,6 +124,7 @@ class Commits(Reads):
     async def _write(self, commit: Commit) -> None:
         """Write the cut, and let the machine know how it ended."""
         error: ProtocolError | None = None
+        await self.settled()  # A manifest that is complete must not be one of a cut that the log does not know.
         try:
             commit.written = await self._writer.write(commit)
         except WriteStopped:

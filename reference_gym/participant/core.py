@@ -293,8 +293,8 @@ class Core:
     def holds_work(self) -> bool:
         """Whether a live rollout, an unreleased result, or sessions or rows of rollouts would end with this process."""
         if self.registry is not None:
-            return bool(self.registry.live) or bool(self.feed.all())
-        return bool(self._store.cut()[0])
+            return bool(self.registry.live) or bool(self.feed.ids())
+        return not self._store.empty
 
     # --- moving the machine -------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Protocol
 
 from reference_gym.participant.log_format import Entry
@@ -86,8 +87,8 @@ class LogJournal:
         loop = asyncio.get_running_loop()
         self._writer = make(
             state,
-            told=lambda number: loop.call_soon_threadsafe(self._told, number),
-            lost=lambda: loop.call_soon_threadsafe(self._give_up),
+            told=lambda number: _tell(loop, self._told, number),
+            lost=lambda: _tell(loop, self._give_up),
         )
 
     def note(self, op: str, *pieces: bytes, **values: Any) -> None:
@@ -157,3 +158,9 @@ class LogJournal:
         """The log is lost: nothing will survive the process, and nobody waits for that any more."""
         self._lost = True
         self._told(self._handed)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *values: Any) -> None:
+    """Tell the event loop; one that has ended waits for nothing."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(what, *values)

@@ -8,11 +8,13 @@ that decides between keeping the incarnation and taking a new one: it returns th
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from reference_gym.participant.journal import LogJournal
+from reference_gym.participant.log_end import END_FILE, End, read_end
 from reference_gym.participant.log_format import (
     TEMPORARY,
     Entry,
@@ -34,7 +36,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Recovered:
     """What a log holds: the state, and every boundary and result that lives, as it was written.
 
-    ``newest`` is the segment with which it ends, ``end`` the offset after the last frame there.
+    ``newest`` is the segment with which it ends, ``end`` the offset after the last frame there; ``acknowledged`` is the
+    end of what somebody was told.
     """
 
     state: LogState
@@ -42,6 +45,7 @@ class Recovered:
     results: dict[str, Entry]
     newest: int
     end: int
+    acknowledged: End
 
 
 def read_log(directory: Path) -> Recovered | None:
@@ -62,9 +66,13 @@ def read_log(directory: Path) -> Recovered | None:
             raise LogDamaged(f"{following.name} is missing: {segment_name(newest - 1)} says that it follows")
         following.with_suffix(TEMPORARY).rename(following)
         state, end = _replay(directory, newest)
+    acknowledged = read_end(directory)
+    if (newest, end) < (acknowledged.segment, acknowledged.offset):
+        told = f"{segment_name(acknowledged.segment)} up to byte {acknowledged.offset} was acknowledged"
+        raise LogDamaged(f"{segment_name(newest)} ends at byte {end}, and {told}")
     records = {key: _live(directory, state, key) for key in state.records}
     results = {key: read_entry(directory, place) for key, (_, place) in state.results.items()}
-    return Recovered(state, records, results, newest, end)
+    return Recovered(state, records, results, newest, end, acknowledged)
 
 
 def _replay(directory: Path, number: int) -> tuple[LogState, int]:
@@ -102,12 +110,19 @@ def disbelief(recovered: Recovered, life: Life, directory: Path) -> str | None:
     earlier = recovered.state.life
     if (earlier.participant, earlier.owns) != (life.participant, life.owns):
         return f"the log is of participant {earlier.participant}, which owned {', '.join(earlier.owns)}"
-    if earlier.inode != (directory / segment_name(recovered.newest)).stat().st_ino:
+    newest, told = (directory / segment_name(recovered.newest)).stat(), recovered.acknowledged
+    if earlier.inode != newest.st_ino:
         return "the log is a copy: the participant may have gone on since it was made"
-    if not earlier.synced and (earlier.boot is None or earlier.boot != life.boot):
-        return "the machine has been started anew, and the log was not synced at every boundary"
+    if earlier.boot is None or earlier.boot != life.boot:
+        # What the machine had not written yet is gone, the newest times of files among it.
+        return None if earlier.synced else "the machine has been started anew, and not every boundary was synced"
+    if (told.segment, told.offset) == (recovered.newest, newest.st_size) and told.changed_ns not in (
+        0,
+        newest.st_ctime_ns,
+    ):
+        return "the log was changed after its writer: an older copy may have been put in its place"
     if recovered.state.begun:
-        rollout_id, (request_id, _) = next(iter(recovered.state.begun.items()))
+        rollout_id, (request_id, *_) = next(iter(recovered.state.begun.items()))
         return f"effect {request_id} of {rollout_id} has begun and is not recorded"
     return None
 
@@ -147,23 +162,34 @@ class LogFile:
             recovered = read_log(self.directory)
             reason = None if recovered is None else disbelief(recovered, life, self.directory)
         except LogDamaged as damage:
-            # The text says all that there is to say; a traceback of the reader would not.
-            logger.error(  # noqa: TRY400
-                "the boundary log is damaged: %s; its remains are kept in %s", damage, self._damaged.name
-            )
-            self._set_aside()
-            return None
-        if recovered is not None and reason is not None:
-            logger.warning("a new incarnation: %s", reason)
-            self._forget()
+            recovered, reason = None, f"the boundary log is damaged: {damage}"
+        if reason is not None:
+            self.refuse(reason)
             return None
         return recovered
+
+    def refuse(self, reason: str) -> None:
+        """Set aside what an earlier life left, so that it is never read again; one such log is kept, with the reason.
+
+        Args:
+            reason: why a new incarnation begins.
+        """
+        logger.error("a new incarnation: %s; the earlier log is kept in %s", reason, self._refused.name)
+        self._refused.mkdir(mode=0o700, exist_ok=True)
+        for path in self._refused.iterdir():
+            path.unlink()
+        (self._refused / "reason.txt").write_text(f"{reason}\n", encoding="utf-8")
+        # The newest one last: an older one by itself says that its successor is missing.
+        for number in segments(self.directory):
+            path = self.directory / segment_name(number)
+            path.rename(self._refused / path.name)
+        with suppress(FileNotFoundError):
+            (self.directory / END_FILE).rename(self._refused / END_FILE)
 
     def open(self, journal: LogJournal, life: Life, recovered: Recovered | None) -> None:
         """Begin to write, in a segment of its own."""
         life = replace(life, synced=self.synced)
         if recovered is None:
-            self._forget()
             state, previous, kept = LogState(life), None, {}
         else:
             state, previous = recovered.state, (recovered.newest, recovered.end)
@@ -177,21 +203,8 @@ class LogFile:
         return Segment(number, path, path.stat().st_size)
 
     @property
-    def _damaged(self) -> Path:
-        return self.directory / "damaged"
-
-    def _set_aside(self) -> None:
-        self._damaged.mkdir(mode=0o700, exist_ok=True)
-        for path in self._damaged.iterdir():
-            path.unlink()
-        for number in segments(self.directory):
-            path = self.directory / segment_name(number)
-            path.rename(self._damaged / path.name)
-
-    def _forget(self) -> None:
-        # The newest one last: an older one by itself says that its successor is missing.
-        for number in segments(self.directory):
-            (self.directory / segment_name(number)).unlink()
+    def _refused(self) -> Path:
+        return self.directory / "refused"
 
 
 __all__ = ["LogDamaged", "LogFile", "Recovered", "boot_id", "disbelief", "read_log"]

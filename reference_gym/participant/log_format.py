@@ -78,7 +78,7 @@ def encode_frame(entries: list[Entry]) -> Frame:
     places: list[Place] = []
     at, whole = _FRAME.size, 0
     for entry in entries:
-        header = json.dumps(entry.header, separators=(",", ":")).encode("ascii")
+        header = _header(entry)
         blob = sum(map(len, entry.pieces))
         crc = zlib.crc32(header)
         for piece in entry.pieces:
@@ -90,6 +90,19 @@ def encode_frame(entries: list[Entry]) -> Frame:
         at += _ENTRY.size + len(header) + blob
     begin = struct.pack("<II", at - _FRAME.size, whole)
     return Frame((begin + struct.pack("<I", zlib.crc32(begin)), *pieces), tuple(places), at)
+
+
+def _header(entry: Entry) -> bytes:
+    """Return the JSON text of a header.
+
+    Raises:
+        ValueError: it holds what is no JSON; whose it is, is named.
+    """
+    try:
+        return json.dumps(entry.header, separators=(",", ":")).encode("ascii")
+    except (TypeError, ValueError) as error:
+        whose = entry.header.get("rollout_id", "the participant")
+        raise ValueError(f"an entry {entry.op} of {whose} cannot be written: {error}") from error
 
 
 def segment_name(number: int) -> str:

@@ -37,8 +37,8 @@ class LogState:
     """Everything that the log has recorded.
 
     ``results`` gives each unreleased result its number in the feed; ``begun`` holds the effects that reach outside and
-    whose boundary is not recorded: rollout id to (request id, turn). ``sizes`` counts the live bytes of each segment,
-    ``ended`` says that another segment follows.
+    whose boundary is not recorded: rollout id to (request id, turn, whether it has ended). ``sizes`` counts the live
+    bytes of each segment, ``ended`` says that another segment follows.
     """
 
     life: Life
@@ -51,7 +51,7 @@ class LogState:
     records: dict[str, Place] = field(default_factory=dict)
     results: dict[str, tuple[int, Place]] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)
-    begun: dict[str, tuple[str, int]] = field(default_factory=dict)
+    begun: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     ended: bool = False
 
@@ -140,7 +140,7 @@ class LogState:
         self.records[rollout_id] = place
         self._count(place, 1)
         begun = self.begun.get(rollout_id)
-        if begun is not None and header["turns_done"] >= begun[1] and not header.get("same"):
+        if begun is not None and begun[2] and header["turns_done"] >= begun[1] and not header.get("same"):
             del self.begun[rollout_id]
 
     def _drop(self, header: Mapping[str, Any], _: Place) -> None:
@@ -192,7 +192,12 @@ class LogState:
         self.begun.pop(header["rollout_id"], None)
 
     def _begin(self, header: Mapping[str, Any], _: Place) -> None:
-        self.begun[header["rollout_id"]] = header["request_id"], header["turn"]
+        self.begun[header["rollout_id"]] = header["request_id"], header["turn"], False
+
+    def _ran(self, header: Mapping[str, Any], _: Place) -> None:
+        request_id, turn, _ended = self.begun.get(header["rollout_id"], ("", 0, False))
+        if request_id == header["request_id"]:
+            self.begun[header["rollout_id"]] = request_id, turn, True
 
     def _progress(self, header: Mapping[str, Any], _: Place) -> None:
         self.progress = header["n"]
@@ -211,7 +216,7 @@ _TABLES: Mapping[str, Callable[[Any], Any]] = {
     "records": lambda value: Place(*value),
     "results": lambda value: (value[0], Place(*value[1])),
     "stopped": str,
-    "begun": lambda value: (value[0], value[1]),
+    "begun": lambda value: (value[0], value[1], value[2]),
 }
 """The tables of a base, and how one value of each is read."""
 
@@ -229,6 +234,7 @@ _OPS: Mapping[str, Callable[[LogState, Mapping[str, Any], Place], None]] = {
     "machine": LogState._machine,
     "stop": LogState._stop,
     "begin": LogState._begin,
+    "ran": LogState._ran,
     "progress": LogState._progress,
     "end": LogState._end,
 }

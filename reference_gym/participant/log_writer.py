@@ -3,34 +3,29 @@
 
 Batches are written in the order in which they were handed over; whoever waits is told a batch's number once its write
 (and, with ``synced``, its sync) has returned. A segment ends when it is large enough, or when a commit seals it.
+
+A write that fails is cut off and repeated a few times; where a segment cannot be ended the present one goes on. When
+nothing helps the log is lost: it is set aside, and the next process begins a new incarnation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from reference_gym.participant import failpoints
-from reference_gym.participant.log_format import (
-    TEMPORARY,
-    Entry,
-    Frame,
-    LogDamaged,
-    Place,
-    encode_frame,
-    read_entry,
-    segment_name,
-)
+from reference_gym.participant.log_end import End, EndFile
+from reference_gym.participant.log_format import Entry, Frame, LogDamaged, encode_frame, read_entry
+from reference_gym.participant.log_segment import Mark, OpenSegment, Segment, end_earlier, sync_directory
 from reference_gym.participant.log_state import LogState
 
 logger = logging.getLogger(__name__)
@@ -42,36 +37,9 @@ MAX_SEGMENTS = 16
 """With more segments than this, small ones are compacted too: each commit ends one."""
 MAX_COMPACTED_BYTES = 16 * 1024 * 1024
 """How much is copied at the end of one segment at most."""
-_MAX_PIECES = 512
-_END = Entry({"op": "end"})
+NO_ROTATION_S = 1.0
+"""For how long a segment that could not be ended goes on before that is tried again."""
 _MAX_GROUP = 256
-
-
-@dataclass(slots=True)
-class Segment:
-    """One segment's file: ``sha256`` is None where this process has not written it; ``durable`` once it was synced."""
-
-    number: int
-    path: Path
-    size: int
-    sha256: str | None = None
-    durable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The log at a cut: the place of every rollout's last boundary, and the sealed segments in which they lie."""
-
-    places: dict[str, Place]
-    segments: dict[int, Segment]
-
-
-@dataclass(slots=True)
-class _Open:
-    segment: Segment
-    descriptor: int
-    digest: Any = field(default_factory=hashlib.sha256)
-
 
 Told = Callable[[int], None]
 _Seal = Future[Mark]
@@ -107,14 +75,22 @@ class LogWriter:
         self._told = told
         self._lost = lost
         self._segment_bytes = segment_bytes
+        self._rotate_from = 0.0
         self._pinned: frozenset[int] = frozenset()  # A commit may still link what the last mark names.
         self._queue: SimpleQueue[tuple[int, list[Entry]] | _Seal | None] = SimpleQueue()
-        self._open = self._begin(1 if previous is None else previous[0] + 1)
+        # Before a segment has its name: a log without an acknowledged end is none.
+        self._end = EndFile(directory, End(1, 0, 0) if previous is None else End(*previous, 0))
+        if state.life.synced:
+            self._end.sync()
+        self._open = OpenSegment(directory, 1 if previous is None else previous[0] + 1, state)
         if previous is not None:
             failpoints.reach("recover.based")
-            self._end_earlier(*previous)
+            size = end_earlier(directory, *previous, synced=state.life.synced)
+            if previous[0] in self._kept:
+                self._kept[previous[0]].size = size
             failpoints.reach("recover.sealed")
-        self._name(self._open)
+        self._open.name()
+        self._acknowledge()
         self._remove_dead()
         self._thread = threading.Thread(target=self._run, name="boundary-log", daemon=True)
         self._thread.start()
@@ -146,21 +122,17 @@ class LogWriter:
                     failpoints.reach("log.appended")
                     self._told(batches[-1][0])
                 if seal is not None:
-                    self._rotate()
-                    mark = self._mark()
-                    self._pinned = frozenset(mark.segments)
-                    seal.set_result(mark)
-                    seal = None
-                    self._tidy()
-                elif self._open.segment.size >= self._segment_bytes:
+                    self._seal(seal)
+                elif self._open.segment.size >= self._segment_bytes and time.monotonic() >= self._rotate_from:
                     self._rotate()
                     self._tidy()
                 if ended:
-                    os.close(self._open.descriptor)
+                    self._open.close()
+                    self._end.close()
                     return
         except Exception:
             logger.exception("the boundary log cannot be written any more")
-            if seal is not None:
+            if seal is not None and not seal.done():
                 seal.set_exception(OSError("the boundary log is lost"))
             self._give_up()
 
@@ -180,91 +152,60 @@ class LogWriter:
                 return batches, None, False
 
     def _write(self, batches: Sequence[list[Entry]]) -> None:
-        failpoints.reach("log.append")
+        """Append batches; the state follows, and the acknowledged end before anybody is told."""
         frames = [encode_frame(entries) for entries in batches]
-        pieces = [piece for frame in frames for piece in frame.pieces]
-        if failpoints.armed is not None and failpoints.armed.name == "log.half":
-            whole = b"".join(pieces)
-            half, pieces = whole[: len(whole) // 2], [whole[len(whole) // 2 :]]
-            _write_all(self._open.descriptor, [half])
-            self._open.digest.update(half)
-            failpoints.reach("log.half")
-        _write_all(self._open.descriptor, pieces)
-        for piece in pieces:
-            self._open.digest.update(piece)
-        failpoints.reach("log.written")
-        if self._state.life.synced:
-            os.fdatasync(self._open.descriptor)
+        at = self._open.segment.size
+        self._open.append([piece for frame in frames for piece in frame.pieces])
         for entries, frame in zip(batches, frames, strict=True):
-            self._take(entries, frame)
+            self._take(entries, frame, at)
+            at += frame.size
+        self._acknowledge()
 
-    def _take(self, entries: list[Entry], frame: Frame) -> None:
-        """Let the state follow what is written."""
-        segment = self._open.segment
+    def _take(self, entries: list[Entry], frame: Frame, at: int) -> None:
+        """Let the state follow a frame that begins at an offset of the open segment."""
+        number = self._open.segment.number
         for entry, place in zip(entries, frame.places, strict=True):
-            self._state.apply(entry, place._replace(segment=segment.number, offset=segment.size + place.offset))
-        segment.size += frame.size
+            self._state.apply(entry, place._replace(segment=number, offset=at + place.offset))
 
-    def _begin(self, number: int) -> _Open:
-        """Write the base of a segment; it has no name yet."""
-        path = self._directory / segment_name(number)
-        temporary = path.with_suffix(TEMPORARY)
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        opened = _Open(Segment(number, path, 0), descriptor)
-        frame = encode_frame(self._state.base(os.fstat(descriptor).st_ino))
-        _write_all(descriptor, list(frame.pieces))
-        for piece in frame.pieces:
-            opened.digest.update(piece)
-        opened.segment.size = frame.size
-        if self._state.life.synced:
-            os.fsync(descriptor)
-        return opened
+    def _acknowledge(self) -> None:
+        segment = self._open.segment
+        self._end.write(End(segment.number, segment.size, self._open.changed_ns()))
 
-    def _name(self, opened: _Open) -> None:
-        """Give a segment its name: from now on the log ends with it."""
-        opened.segment.path.with_suffix(TEMPORARY).rename(opened.segment.path)
-        if self._state.life.synced:
-            _sync_directory(self._directory)
+    def _seal(self, seal: _Seal) -> None:
+        """End the segment and hand out the mark, or say that it cannot be: then the cut is written out."""
+        if not self._rotate():
+            seal.set_exception(OSError("the segment cannot be ended"))
+            return
+        places = dict(self._state.records)
+        mark = Mark(places, {number: self._kept[number] for number in {place.segment for place in places.values()}})
+        self._pinned = frozenset(mark.segments)
+        seal.set_result(mark)
+        self._tidy()
 
-    def _end_earlier(self, number: int, end: int) -> None:
-        """End the last segment of an earlier life where its last whole frame ends."""
-        descriptor = os.open(self._directory / segment_name(number), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    def _rotate(self) -> bool:
+        """End the segment and begin the next one; return False, with everything as before, where that fails."""
+        ended = self._open
         try:
-            os.ftruncate(descriptor, end)
-            os.lseek(descriptor, end, os.SEEK_SET)
-            frame = encode_frame([_END])
-            _write_all(descriptor, list(frame.pieces))
-            if self._state.life.synced:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if number in self._kept:
-            self._kept[number].size = end + frame.size
-
-    def _rotate(self) -> None:
-        ended, following = self._open, self._begin(self._open.segment.number + 1)
-        failpoints.reach("log.based")
-        frame = encode_frame([_END])
-        _write_all(ended.descriptor, list(frame.pieces))
-        for piece in frame.pieces:
-            ended.digest.update(piece)
-        failpoints.reach("log.ended")
-        if self._state.life.synced:
-            os.fdatasync(ended.descriptor)
-        ended.segment.size += frame.size
-        ended.segment.sha256 = ended.digest.hexdigest()
-        ended.segment.durable = self._state.life.synced
-        os.close(ended.descriptor)
+            following = OpenSegment(self._directory, ended.segment.number + 1, self._state)
+            ended.follow(following)
+        except OSError as error:
+            logger.warning("%s cannot be ended, it goes on: %s", ended.segment.path.name, error)
+            self._rotate_from = time.monotonic() + NO_ROTATION_S
+            self._acknowledge()
+            return False
         self._kept[ended.segment.number] = ended.segment
-        failpoints.reach("log.sealed")
-        self._name(following)
-        failpoints.reach("log.named")
         self._open = following
+        self._acknowledge()
+        failpoints.reach("log.named")
+        return True
 
     def _tidy(self) -> None:
-        self._compact()
-        self._remove_dead()
+        """Compact, and remove what is dead; what cannot be done now is left for the next time."""
+        try:
+            self._compact()
+            self._remove_dead()
+        except OSError as error:
+            logger.warning("the boundary log is larger than it need be: %s", error)
 
     def _compact(self) -> None:
         """Copy what lives in mostly dead segments, as far as the bound allows."""
@@ -282,14 +223,10 @@ class LogWriter:
     def _remove_dead(self) -> None:
         for number, segment in list(self._kept.items()):
             if self._state.sizes.get(number, 0) == 0 and number not in self._pinned:
+                segment.path.unlink(missing_ok=True)
                 del self._kept[number]
                 self._state.sizes.pop(number, None)
-                segment.path.unlink(missing_ok=True)
                 failpoints.reach("log.removed")
-
-    def _mark(self) -> Mark:
-        places = dict(self._state.records)
-        return Mark(places, {number: self._kept[number] for number in {place.segment for place in places.values()}})
 
     def _give_up(self) -> None:
         """Make sure that nobody believes this log any more; without that, end the process.
@@ -299,8 +236,10 @@ class LogWriter:
         lost = self._directory.with_name(f"{self._directory.name}.lost")
         try:
             with contextlib.suppress(FileNotFoundError):
-                _remove_tree(lost)
+                shutil.rmtree(lost)
             self._directory.rename(lost)
+            if self._state.life.synced:
+                sync_directory(lost.parent)
         except OSError:
             logger.critical("the boundary log cannot be set aside either; the process ends")
             os._exit(70)
@@ -324,31 +263,6 @@ def lock(directory: Path) -> int | None:
 def _again(entry: Entry) -> Entry:
     """Return a copied entry: the same boundary again closes no effect that has begun since."""
     return Entry({**entry.header, "same": True}, entry.pieces) if entry.op == "put" else entry
-
-
-def _write_all(descriptor: int, pieces: list[bytes]) -> None:
-    """Write all pieces, however many calls that takes."""
-    for begin in range(0, len(pieces), _MAX_PIECES):
-        part = pieces[begin : begin + _MAX_PIECES]
-        done, size = os.writev(descriptor, part), sum(map(len, part))
-        if done < size:
-            rest = memoryview(b"".join(part))[done:]
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_tree(directory: Path) -> None:
-    for entry in directory.iterdir():
-        entry.unlink()
-    directory.rmdir()
 
 
 __all__ = ["LogDamaged", "LogWriter", "Mark", "Segment", "lock"]

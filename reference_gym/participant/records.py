@@ -123,6 +123,11 @@ class BoundaryStore(Protocol):
         """The rollouts that cannot continue from their last boundary, with the reason; not to be changed."""
         ...
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held."""
+        ...
+
     def cut(self) -> tuple[Mapping[str, Record], Mapping[str, str]]:
         """Return all last boundaries as they are now, by reference, and why some of them cannot continue."""
         ...
@@ -171,6 +176,11 @@ class MemoryStore:
         """Forget all."""
         self._records, self._unable = {}, {}
         self._journal.note("clear")
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held."""
+        return not self._records
 
     def cut(self) -> tuple[Mapping[str, Record], Mapping[str, str]]:
         """Return all last boundaries as they are now, by reference, and why some of them cannot continue."""

@@ -9,7 +9,7 @@ incarnation, which starts with nothing (CKPT-ID-020 to -023, CKPT-ID-027, CKPT-I
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -69,8 +69,9 @@ async def open_log(core: Core, journal: LogJournal, log: LogFile) -> bool:
     if recovered is not None:
         try:
             rebuilt = await _rebuild(core, recovered)
-        except Exception:
-            logger.exception("a new incarnation: what the boundary log holds cannot be rebuilt")
+        except Exception as error:
+            logger.exception("the boundary log cannot be rebuilt")
+            log.refuse(f"what the boundary log holds cannot be rebuilt: {type(error).__name__}: {error}")
     if recovered is None or rebuilt is None:
         log.open(journal, life, None)
         journal.note("feed", id=core.feed.id)
@@ -107,6 +108,7 @@ async def _rebuild(core: Core, recovered: Recovered) -> _Rebuilt:
     state = recovered.state
     records = {key: Record.of(entry.header, entry.pieces) for key, entry in recovered.records.items()}
     saved = {key: read_payload(b"".join(record.payload)) for key, record in records.items()}
+    _require_consistent(records, saved, {part.name for part in core.parts})
     results = {}
     for key, entry in recovered.results.items():
         results[state.results[key][0]] = Finished.of(entry.header, b"".join(entry.pieces).decode(), core.clock.now())
@@ -115,6 +117,22 @@ async def _rebuild(core: Core, recovered: Recovered) -> _Rebuilt:
     rebuilt = _Rebuilt(records, saved, results, machine, stopped)
     await _build_parts(core, rebuilt)
     return rebuilt
+
+
+def _require_consistent(records: Mapping[str, Record], saved: Mapping[str, Saved], parts: Set[str]) -> None:
+    """Judge what the log holds against itself, and against the parts that there are.
+
+    Raises:
+        ValueError: naming the first rollout on which they disagree.
+    """
+    for key, record in records.items():
+        held = saved[key]
+        if (held.rollout_id, held.attempt) != (record.rollout_id, record.attempt):
+            raise ValueError(f"the boundary of {key} holds {held.rollout_id} at attempt {held.attempt}")
+        if held.start is not None and held.turns_done != record.turns_done:
+            raise ValueError(f"the boundary of {key} holds {held.turns_done} turns instead of {record.turns_done}")
+        if not held.parts.keys() <= parts:
+            raise ValueError(f"the boundary of {key} holds what no part here stores")
 
 
 def _restarts(
@@ -206,19 +224,22 @@ def _end_what_was_open(core: Core, value: Mapping[str, Any] | None, rebuilt: _Re
         return
     manifest = None
     if machine.phase is Phase.COMMITTING and value["open"]["target"] is not None:
-        found = _published(core.config, Path(value["open"]["target"]), value["open"]["checkpoint_id"])
+        opened = value["open"]
+        found = _published(core.config, Path(opened["target"]), opened["run_id"], opened["checkpoint_id"])
         if found is not None:
             manifest, outcome = found
             core.machine = replace(machine, open=replace(machine.open, outcome=outcome))
     core.move(core.machine.restarted(manifest=manifest))
 
 
-def _published(config: ParticipantConfig, target: Path, checkpoint_id: str) -> tuple[dict[str, Any], Any] | None:
+def _published(
+    config: ParticipantConfig, target: Path, run_id: str, checkpoint_id: str
+) -> tuple[dict[str, Any], Any] | None:
     """Return the manifest of a cut that was complete when the process ended, and the reply of its commit."""
     try:
         data = (target / MANIFEST).read_bytes()
         told = decode(data)
-        if (told["participant"], told["checkpoint_id"]) != (config.name, checkpoint_id):
+        if (told["participant"], told["run_id"], told["checkpoint_id"]) != (config.name, run_id, checkpoint_id):
             return None
         files = told["files"]
         manifest = {"name": MANIFEST, "digest": wire.bytes_digest(data), "bytes": len(data)}

@@ -181,6 +181,9 @@ class Rollout:
                 except Exception as error:
                     await self._fail_in_scope(error)
                     raise
+        except Exception:
+            await self._host.settled()  # Whatever the author's loop does next depends on the failure.
+            raise
         finally:
             self.open_turn = None
         await self._host.settled()
@@ -195,19 +198,21 @@ class Rollout:
         """
         await self._parked_until_open()
         verification = Verification()
-        with self._host.verifying(self):
-            failpoints.reach("verification.begun")
-            try:
-                yield verification
-            except Exception as error:
-                await self._fail_in_scope(error)
-                raise
-            failpoints.reach("verification.judged")
-            if verification.success is not None:
-                await self._unsealed()
-                self._check()
-                self._host.finish(self, verification.success)
-        await self._host.settled()
+        try:
+            with self._host.verifying(self):
+                failpoints.reach("verification.begun")
+                try:
+                    yield verification
+                except Exception as error:
+                    await self._fail_in_scope(error)
+                    raise
+                failpoints.reach("verification.judged")
+                if verification.success is not None:
+                    await self._unsealed()
+                    self._check()
+                    self._host.finish(self, verification.success)
+        finally:
+            await self._host.settled()
         failpoints.reach("finish.written")
 
     async def finish(self, outcome: Success | RolloutFailure) -> None:

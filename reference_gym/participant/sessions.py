@@ -325,10 +325,9 @@ class Sessions:
             if call.turn > session.turn:
                 session.turn = call.turn
                 session.replies.clear()
-            if self._leaves(session, call):
-                self._participant.journal.note(
-                    "begin", rollout_id=call.rollout_id, request_id=call.request_id, turn=call.turn
-                )
+            journal, who = self._participant.journal, {"rollout_id": call.rollout_id, "request_id": call.request_id}
+            if leaves := self._leaves(session, call):
+                journal.note("begin", turn=call.turn, **who)
                 await self._participant.settled()
             failpoints.reach("effect.begun")
             try:
@@ -345,9 +344,25 @@ class Sessions:
                 raise StaleAttempt.of(call.rollout_id, call.attempt)
             session.effects += 1
             session.replies[call.request_id] = Reply(call.tool, call.args, reply)
-            self._participant.changed(call.rollout_id)
+            if leaves:
+                journal.note("ran", **who)
+            self._record(session, call)
             failpoints.reach("effect.recorded")
             return reply
+
+    def _record(self, session: Session, call: EffectCall) -> None:
+        """Record an effect that has run; where what it left cannot be recorded, nobody could go on from it.
+
+        Raises:
+            Internal: it cannot be; the session is uncertain.
+        """
+        try:
+            self._participant.changed(call.rollout_id)
+        except (TypeError, ValueError) as error:
+            logger.exception("what effect %s has left cannot be recorded", call.request_id)
+            del session.replies[call.request_id]
+            self._uncertain(session)
+            raise Internal(f"what effect {call.request_id} has left cannot be recorded") from error
 
     def _leaves(self, session: Session, call: EffectCall) -> bool:
         """Return whether somebody outside of what one record holds will know of an effect: its tool, or its caller.

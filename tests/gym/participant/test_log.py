@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from reference_gym.participant import log as boundary_log
 from reference_gym.participant.artifacts import PLACES, STATE, Target, write_cut
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.log import LogDamaged, LogFile, Recovered, disbelief, read_log
+from reference_gym.participant.log_end import END_FILE
 from reference_gym.participant.log_format import segment_name, segments
 from reference_gym.participant.log_state import Life
 from reference_gym.participant.reading import read_source
@@ -84,23 +87,82 @@ async def test_what_was_settled_is_read_back_through_segments_and_compaction(wri
 
 
 async def test_a_batch_counts_whole_or_not_at_all(written: Path) -> None:
-    """However much of the newest segment is there: a state that was settled once, and at least the last whole one."""
+    """However much of a write that nobody was told of is there: the last acknowledged state, or a later whole one."""
     log = Log(written, segment_bytes=10**9)
     sizes = {(written / segment_name(1)).stat().st_size: 0}
+    ends = [(written / END_FILE).read_bytes()]
     for turn in range(1, 5):
         log.store.put(record(1, turn))
         log.store.put(record(2, turn))
         await log.journal.settled()
         sizes[(written / segment_name(1)).stat().st_size] = turn
+        ends.append((written / END_FILE).read_bytes())
     await log.journal.close()
     whole = (written / segment_name(1)).read_bytes()
-    first = min(sizes)
-    for length in range(first, len(whole) + 1, 7):
+    for length in range(min(sizes), len(whole) + 1, 7):
         (written / segment_name(1)).write_bytes(whole[:length])
-        found = read_log(written)
         turn = max(done for size, done in sizes.items() if size <= length)
+        (written / END_FILE).write_bytes(ends[turn])
         expected = {} if turn == 0 else {f"r{n}": b"".join(record(n, turn).payload) for n in (1, 2)}
-        assert expected == payloads(found)
+        assert expected == payloads(read_log(written))
+
+
+async def test_a_log_that_is_shorter_than_what_was_acknowledged_is_named(written: Path) -> None:
+    """Any number of bytes cut from the end of the newest segment: refused by name, never read as a shorter log."""
+    log = Log(written, segment_bytes=10**9)
+    for turn in range(1, 4):
+        log.store.put(record(1, turn))
+        await log.journal.settled()
+    await log.journal.close()
+    path = written / segment_name(1)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(LogDamaged, match=r"00000001\.log"):
+            read_log(written)
+    path.write_bytes(whole)
+    for damage in (b"", (written / END_FILE).read_bytes()[:-1], bytes(32)):
+        (written / END_FILE).write_bytes(damage)
+        with pytest.raises(LogDamaged, match="file end"):
+            read_log(written)
+
+
+async def test_an_older_copy_that_was_put_back_in_place_is_not_believed(written: Path, tmp_path: Path) -> None:
+    """CKPT-ID-021: the same files, the same inodes, the same boot, and the content of a while ago."""
+    log = Log(written)
+    log.store.put(record(1))
+    await log.journal.settled()
+    shutil.copytree(written, tmp_path / "copy")
+    log.store.put(record(1, 2))
+    await log.journal.settled()
+    await log.journal.close()
+    for path in (tmp_path / "copy").iterdir():
+        (written / path.name).write_bytes(path.read_bytes())  # In place: each keeps its inode.
+    found = read_log(written)
+    assert found is not None
+    assert 1 == found.records["r1"].header["turns_done"]
+    assert "older copy" in str(disbelief(found, LIFE, written))
+
+
+async def test_what_is_refused_is_kept_aside_with_the_reason(written: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged log is named, kept once, and never in the way of the new one."""
+    log = Log(written)
+    log.store.put(record(1))
+    await log.journal.settled()
+    await log.journal.close()
+    whole = (written / segment_name(1)).read_bytes()
+    (written / segment_name(1)).write_bytes(whole[:-1])
+    assert log.file.read(LIFE) is None
+    assert "00000001.log" in caplog.text
+    kept = {path.name for path in (written / "refused").iterdir()}
+    assert {segment_name(1), END_FILE, "reason.txt"} == kept
+    assert whole[:-1] == (written / "refused" / segment_name(1)).read_bytes()
+    assert "acknowledged" in (written / "refused" / "reason.txt").read_text()
+    assert log.file.read(LIFE) is None
+    journal = LogJournal()
+    log.file.open(journal, LIFE, None)
+    await journal.close()
+    assert {} == payloads(read_log(written))
 
 
 async def test_every_damaged_byte_is_named(written: Path) -> None:
@@ -147,12 +209,14 @@ async def test_a_copy_made_at_any_instant_holds_what_was_settled_before(written:
     stop = threading.Event()
 
     def copy() -> None:
-        while not stop.is_set():
-            before, target = settled, tmp_path / f"copy-{len(copies)}"
+        for number in count():
+            if stop.is_set():
+                return
+            before, target = settled, tmp_path / f"copy-{number}"
             try:
                 shutil.copytree(written, target)
             except (shutil.Error, FileNotFoundError):
-                pass  # A file that went meanwhile: the copy says so itself.
+                pass  # A file that went meanwhile.
             else:
                 copies.append((before, target))
 
@@ -203,6 +267,12 @@ async def test_an_unbelievable_log_makes_a_new_incarnation(written: Path, tmp_pa
     assert "r1/2/1" in str(disbelief(begun, LIFE, written))
     log.store.put(record(1, 2))
     await log.journal.settled()
+    running = read_log(written)
+    assert running is not None
+    assert "r1/2/1" in str(disbelief(running, LIFE, written))
+    log.journal.note("ran", rollout_id="r1", request_id="r1/2/1")
+    log.store.put(record(1, 2))
+    await log.journal.settled()
     recorded = read_log(written)
     assert recorded is not None
     assert disbelief(recorded, LIFE, written) is None
@@ -224,6 +294,72 @@ async def test_two_processes_cannot_write_one_log(written: Path) -> None:
     """The directory is claimed by its first writer."""
     log = Log(written)
     assert LogFile.claim(written) is None
+    await log.journal.close()
+
+
+async def test_a_write_that_fails_is_repeated(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C44: half a frame is written, then the disk is full, then it is not: nothing is lost, nothing is there twice."""
+    log = Log(written)
+    real, tries = os.writev, []
+
+    def full(descriptor: int, pieces: list[bytes]) -> int:
+        tries.append(descriptor)
+        if len(tries) < 3:
+            os.write(descriptor, b"".join(pieces)[:50])
+            raise OSError(errno.ENOSPC, "no space left")
+        return real(descriptor, pieces)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "writev", full)
+        log.store.put(record(1))
+        await log.journal.settled()
+    assert 3 == len(tries)
+    log.store.put(record(2))
+    await log.journal.settled()
+    seal = log.journal.seal()
+    assert seal is not None
+    await asyncio.wrap_future(seal)
+    assert {"r1", "r2"} == payloads(read_log(written)).keys()
+    sealed = (await asyncio.wrap_future(seal)).segments[1]
+    assert hashlib.sha256((written / segment_name(1)).read_bytes()).hexdigest() == sealed.sha256
+    await log.journal.close()
+
+
+async def test_a_segment_that_cannot_be_ended_goes_on(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C44: there is no room for the next segment: the cut is written out, boundaries go on, and later it is sealed."""
+    log = Log(written)
+    log.store.put(record(1))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        seal = log.journal.seal()
+        assert seal is not None
+        with pytest.raises(OSError, match="cannot be ended"):
+            await asyncio.wrap_future(seal)
+    assert [1] == segments(written)
+    log.store.put(record(2))
+    await log.journal.settled()
+    assert {"r1", "r2"} == payloads(read_log(written)).keys()
+    seal = log.journal.seal()
+    assert seal is not None
+    assert {1} == (await asyncio.wrap_future(seal)).segments.keys()
+    assert {"r1", "r2"} == payloads(read_log(written)).keys()
+    await log.journal.close()
+
+
+async def test_what_is_no_json_is_named_and_costs_the_log(written: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An author's value that has no JSON text: nobody waits for ever, and the earlier log is kept aside."""
+    log = Log(written)
+    log.store.put(record(1))
+    await log.journal.settled()
+    log.journal.note("put", rollout_id="r2", data_refs=[object()])
+    await log.journal.settled()
+    assert "put of r2" in caplog.text
+    assert read_log(written) is None
+    assert {"r1"} == payloads(read_log(written.with_name("log.lost"))).keys()
     await log.journal.close()
 
 
