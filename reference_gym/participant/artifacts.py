@@ -177,9 +177,9 @@ def _write(
         }
     )
     target.own |= {MANIFEST, f".{MANIFEST}.tmp"}
+    failpoints.reach("commit.files")
     if stop.is_set():
         raise WriteStopped
-    failpoints.reach("commit.files")
     held.verify()
     durable.publish_file(held.path / MANIFEST, manifest)
     held.verify()
