@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from conformance.case import Case
 from conformance.cuts import plan, restore_at, restore_cut, take_cut
 from conformance.registry import check
+from conformance.script import add, grow, script
+from spec import wire as names
 
 COMMON = ("conformance",)
 
@@ -73,3 +77,29 @@ def a_restore_that_fails_raises_no_fence(case: Case) -> None:
     for rollout in (live, other):
         entry = case.result(rollout, "CKPT-RESTORE-011")
         case.equal(0, entry["receipt"]["attempt"], "the live work went on as it was", "CKPT-RESTORE-011")
+
+
+@check("CKPT-COMMIT-043", "CKPT-RESTORE-044", profile="turn-recovery", features=COMMON, shared_dir=True)
+def a_cut_outlives_what_it_holds(case: Case) -> None:
+    """C46: all that a cut holds ends and is released, and later cuts are taken: its files stay as they were."""
+    written = script(grow(40_000), add(1), "done")
+    expected = case.baseline(written)
+    rollouts = [case.start_at(1, written) for _ in range(3)]
+    first = take_cut(case)
+    directories = [part.directory for part in first.parts.values()]
+    before = contents(directories)
+    case.release(*rollouts)
+    case.ack(*(case.result(rollout)["receipt"] for rollout in rollouts))
+    for _ in range(3):
+        case.release(case.start_at(1, written))
+        take_cut(case)
+    case.equal(before, contents(directories), "the files of the first cut", "CKPT-COMMIT-043")
+    again = rollouts[0]
+    restore_cut(case, first, only={again.rollout_id})
+    case.equal(expected, case.body(again, "CKPT-RESTORE-044"), "its body, restored from there", "CKPT-RESTORE-044")
+
+
+def contents(directories: list[Path]) -> dict[str, str]:
+    """Return the digest of every file in some directories."""
+    files = [path for directory in directories for path in sorted(directory.iterdir())]
+    return {f"{path.parent.name}/{path.name}": names.bytes_digest(path.read_bytes()) for path in files}

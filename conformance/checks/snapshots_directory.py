@@ -70,7 +70,8 @@ COMMON = ("conformance",)
 def a_participant_directory_is_what_it_says(case: Case) -> None:
     """C02, C08: manifest and index name every file, rollout, turn, effect and unreleased result, and nothing else."""
     reset(case)
-    live = [case.start_at(n, script([add(1), refuse()], add(2), "done")) for n in (1, 2)]
+    ids = (case.new_id("s"), case.new_id("Z"))  # In the order of their bytes the second comes first.
+    live = [case.start_at(n, script([add(1), refuse()], add(2), "done"), rollout_id=ids[n - 1]) for n in (1, 2)]
     done, entry = case.finished()
     checkpoint_id = case.controller.next_id()
     prepare_everywhere(case, checkpoint_id)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What depends on a boundary leaves as soon as the log's writer has been told of it, not when it has written it."""
+"""The log's writer gathers changes for a moment, and what depends on them leaves before it has written them."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from reference_gym.participant.journal import LogJournal
+from reference_gym.participant.log_writer import LogWriter
 from tests.mutants.seam import wrap
 
 TARGETS = "durability"
 SHOWS = "crash"
 LOG = True
 BREAKS = ("CKPT-DIR-023", "CKPT-ID-020", "CKPT-PHASE-015")
+GATHERS_S = 0.02
 
 
 def apply() -> None:
@@ -20,3 +23,8 @@ def apply() -> None:
     @wrap(LogJournal, "settled")
     async def settled(original: Any, self: LogJournal) -> None:
         self._hand_over()
+
+    @wrap(LogWriter, "_write")
+    def write(original: Any, self: LogWriter, batches: Any) -> None:
+        time.sleep(GATHERS_S)
+        original(self, batches)
