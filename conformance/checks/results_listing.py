@@ -167,16 +167,18 @@ def a_result_must_be_text(case: Case) -> None:
     storage=True,
 )
 def versions_and_references_of_the_policy_are_kept(case: Case) -> None:
-    """What the policy says of its weights and of its token rows is in the result and, so far, in the index."""
+    """What the policy says of its weights and token rows is in the index, and, restored from there, in the result."""
     rollout_id = case.new_id()
     case.witness.mark(rollout_id, {1: 7, 2: 9, 3: 7, 4: 9}, data_refs=True)
     rollout = case.start_at(2, rollout_id=rollout_id)
-    row = take_cut(case).row(case, rollout_id)
+    cut = take_cut(case)
+    row = cut.row(case, rollout_id)
     if row["state"] != "turn":
         case.leave_out("the rollout does not continue", "CKPT-DIR-016", "CKPT-DIR-018")
     else:
         case.equal(9, row.get("policy_version"), "the highest so far", "CKPT-DIR-016")
         case.equal([{"key": f"{rollout_id}/{n}"} for n in (1, 2)], row["data_refs"], "data so far", "CKPT-DIR-018")
+        restore_cut(case, cut)
     case.release(rollout)
     info = case.result(rollout)["content"]["info"]
     case.equal([7, 9], info["policy_versions"], "each once, in order of first use", "CKPT-RESULT-020")
