@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges single messages: each request and response against openapi.yaml, each problem against the error catalogue."""
+"""Judges single messages: each request and response against openapi.yaml, each problem against the error catalogue.
+
+The authority is openapi-core, at a millisecond or more for a message. It judges the first message of each kind
+(operation, status, media type), some of the others, and every one that a `Sieve` does not let pass.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +22,14 @@ from openapi_core.validation.request.validators import V31RequestBodyValidator, 
 from openapi_core.validation.response.validators import V31ResponseDataValidator, V31ResponseHeadersValidator
 from werkzeug.datastructures import Headers, ImmutableMultiDict
 
+from conformance.sieve import Sieve
 from spec import ErrorSpec
 from spec import wire as names
 
 HOST = "http://gym"
 MAX_HEADS = 20_000
+SAMPLED = 0.02
+"""The share of the messages that pass the sieve and are judged by openapi-core all the same."""
 FILE_MEDIA_TYPE = "application/octet-stream"
 CHANGING_HEADERS = frozenset({"date", "content-length", "server"})
 
@@ -63,10 +71,14 @@ class Judge:
     Args:
         document: the self-contained OpenAPI document.
         errors: the error catalogue, by code.
+        seed: chooses which messages are judged twice.
     """
 
-    def __init__(self, document: Mapping[str, Any], errors: Mapping[str, ErrorSpec]) -> None:
+    def __init__(self, document: Mapping[str, Any], errors: Mapping[str, ErrorSpec], seed: int = 0) -> None:
         inlined = _inline(document, document)
+        self._sieve = Sieve(inlined)
+        self._seen: set[Hashable] = set()
+        self._random = random.Random(seed)
         self._bodies = _openapi(inlined, V31RequestBodyValidator, V31ResponseDataValidator)
         self._heads = _openapi(inlined, V31RequestParametersValidator, V31ResponseHeadersValidator)
         self._good_heads: set[Hashable] = set()
@@ -76,12 +88,24 @@ class Judge:
 
     def request_faults(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> list[str]:
         """Return what is wrong with a request, one sentence each; empty if it fits."""
+        if self._passes(self._sieve.request(method, url, headers, body)):
+            return []
         request = _Request(method, url, headers, body)
         with self._lock:
             faults = self._head_faults((method, url, *headers.items()), self._heads.iter_request_errors(request))
             if body == b"" and request.content_type == FILE_MEDIA_TYPE:
                 return faults  # a file may be empty; openapi-core takes that for a missing body
             return faults + _sentences(self._bodies.iter_request_errors(request))
+
+    def _passes(self, kind: Hashable | None) -> bool:
+        """Say whether a message that the sieve let pass, as this kind, need not be judged any further."""
+        if kind is None:
+            return False
+        with self._lock:
+            if kind not in self._seen:
+                self._seen.add(kind)
+                return False
+            return self._random.random() >= SAMPLED
 
     def _head_faults(self, head: Hashable, errors: Iterable[Exception]) -> list[str]:
         """Judge parameters or headers, once for equal ones: they repeat call after call, bodies do not."""
@@ -101,6 +125,8 @@ class Judge:
         body: bytes,
     ) -> list[str]:
         """Return what is wrong with the response to a request, one sentence each; empty if it fits."""
+        if self._passes(self._sieve.response(method, url, status, headers, body)):
+            return []
         request = _Request(method, url, {}, None)
         found = Headers(list(headers))
         response = _Response(status, found, _media_type(found), body)

@@ -83,7 +83,7 @@ def open_bench(settings: Settings, specification: Specification) -> Iterator[Ben
         stack.callback(target.close)
         if isinstance(target, ProcessTarget):
             target.start()
-        judge = Judge(specification.openapi, specification.errors)
+        judge = Judge(specification.openapi, specification.errors, settings.seed)
         wire = Wire(judge, patience, target.tokens)
         stack.callback(wire.close)
         gym = Gym.discover(wire, [endpoint.url for endpoint in target.endpoints])
