@@ -359,6 +359,9 @@ def _until_phase(case: Case, p: Participant, phase: str, *requirements: str) -> 
     "CKPT-COMMIT-012",
     "CKPT-RETIRE-016",
     "CKPT-RETIRE-015",
+    "CKPT-RETIRE-001",
+    "CKPT-RETIRE-018",
+    "CKPT-COMMIT-013",
     "CKPT-COMMIT-048",
     profile="checkpoint",
     features=COMMON,
@@ -378,12 +381,16 @@ def acks_and_retire_work_in_every_phase(case: Case) -> None:
         case.equal(["released"], case.ack(receipt), f"an ACK while {phase}", "CKPT-ACK-013")
         through = {rollout.rollout_id: rollout.attempt}
         case.accepted(case.controller.retire(a, through), f"a retire while {phase}", "CKPT-RETIRE-014")
+        fenced = case.outcome(rollout.item)["outcome"]
+        case.equal("stale_attempt", fenced, f"its fence while {phase}", "CKPT-RETIRE-001", "CKPT-RETIRE-014")
         if phase == "prepared":
             ready_at(case, a, open_id)  # CKPT-RETIRE-016: a retired rollout does not keep it from being ready
             target, directory = target_for(case, a, open_id)
             first = case.accepted(case.controller.commit(a, open_id, target), "commit", "CKPT-RETIRE-016")
     rows = read_part(case, a, open_id, target, directory, first).rows
     case.equal("finished", rows[receipt["rollout_id"]]["state"], "ACKed after the capture", "CKPT-COMMIT-012")
+    held = [rollout.rollout_id in rows for rollout in gone]
+    case.equal([True, False], held, "retired after and before the capture", "CKPT-RETIRE-018", "CKPT-COMMIT-013")
     states = [row["state"] for row in rows.values()]
     case.equal(states.count("finished"), first["counts"]["finished"], "counts.finished", "CKPT-COMMIT-048")
     case.accepted(case.controller.resume(a, open_id), "resume")
