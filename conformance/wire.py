@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-import httpx
-
+from conformance.connections import Connections, NoAnswer, NotSent
 from conformance.errors import Lost, LostReply, LostRequest, MalformedRequest, ResponseViolation, SuiteFault
 from conformance.judge import Judge
 from conformance.patience import Patience
@@ -57,6 +56,7 @@ NO_SCHEMA, NO_INCARNATION = "CKPT-ERR-039", "CKPT-ID-017"
 MAX_EXCHANGES = 4000
 MAX_KEPT_BYTES = 64 * 1024
 REPLY_WITHIN_S = 15.0
+CONNECT_WITHIN_S = 5.0
 WORKERS = 72
 
 Plane = Literal["control", "data", "none"]
@@ -168,23 +168,17 @@ class Wire:
         self.exchanges: deque[Exchange] = deque(maxlen=MAX_EXCHANGES)
         self._count = 0
         self._lock = threading.Lock()
-        self._client = self._new_client()
+        self._connections = Connections()
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="conformance-wire")
-
-    @staticmethod
-    def _new_client() -> httpx.Client:
-        limits = httpx.Limits(max_connections=WORKERS * 2, max_keepalive_connections=16, keepalive_expiry=4.0)
-        return httpx.Client(limits=limits, trust_env=False, follow_redirects=False)
 
     def close(self) -> None:
         """Close every connection and end the worker threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._client.close()
+        self._connections.close()
 
     def reconnect(self) -> None:
         """Forget every open connection (the process at the other end was replaced)."""
-        before, self._client = self._client, self._new_client()
-        before.close()
+        self._connections.close()
 
     # --- calls ---
 
@@ -384,23 +378,21 @@ class Wire:
     ) -> Reply:
         kept = data if isinstance(data, bytes) else None
         exchange = self._record(operation, method, url, headers, kept)
-        timeout = httpx.Timeout(self.patience.seconds(within_s), connect=self.patience.seconds(5.0))
+        connect_s, silence_s = self.patience.seconds(CONNECT_WITHIN_S), self.patience.seconds(within_s)
         try:
-            response = self._client.request(method, url, headers=dict(headers), content=data, timeout=timeout)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            answer = self._connections.send(method, url, headers, data, connect_s=connect_s, silence_s=silence_s)
+        except NotSent as error:
             exchange.note = f"never sent: {error}"
             raise LostRequest(f"{method} {url}: {error}", exchange) from error
-        except httpx.TransportError as error:
-            exchange.note = f"no reply: {type(error).__name__} {error}"
-            raise LostReply(f"{method} {url}: {type(error).__name__} {error}", exchange) from error
+        except NoAnswer as error:
+            exchange.note = f"no reply: {error}"
+            raise LostReply(f"{method} {url}: {error}", exchange) from error
         finally:
             exchange.seconds = time.monotonic() - exchange.started_at
-        exchange.status = response.status_code
-        exchange.response_headers = {name.lower(): value for name, value in response.headers.items()}
-        exchange.response_body = response.content[:MAX_KEPT_BYTES]
-        return Reply(
-            response.status_code, exchange.response_headers, response.content, _json(response.content), exchange
-        )
+        exchange.status = answer.status
+        exchange.response_headers = dict(answer.headers)
+        exchange.response_body = answer.content[:MAX_KEPT_BYTES]
+        return Reply(answer.status, exchange.response_headers, answer.content, _json(answer.content), exchange)
 
     def _disconnect(
         self, operation: str, method: str, url: str, headers: Mapping[str, str], data: bytes | None, after_ms: int
