@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -10,7 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -80,6 +82,7 @@ class TargetFile:
         shared_dir: an existing directory; None: the suite makes one.
         failpoints: level 2: `env`, the variable that names the file which directs the fail points, and `points`, the
             Gym's own words for the suite's moments; None: it has none.
+        insecure: words that, added to `start`, let it serve without a token; empty: there is no such way.
         unmanaged: the Gym's own older route that runs one rollout and answers when it has ended: `path` and `body`,
             whose string `{policy}` becomes the policy object; it must ask the policy at least twice.
     """
@@ -92,6 +95,7 @@ class TargetFile:
     policy_env: str = "GYM_POLICY_TOKEN"
     shared_dir: str | None = None
     failpoints: Mapping[str, Any] | None = None
+    insecure: tuple[str, ...] = ()
     unmanaged: Mapping[str, Any] | None = None
 
     @classmethod
@@ -107,7 +111,10 @@ class TargetFile:
             known = {key: tokens.pop(key) for key in ("control_env", "data_env", "policy_env") if key in tokens}
             if tokens:
                 raise UsageError(f"{path}: unknown tokens {sorted(tokens)}")
-            made = cls(start=tuple(str(word) for word in data.pop("start")), **known, **data)
+            start, insecure = (tuple(str(word) for word in data.pop(key, ())) for key in ("start", "insecure"))
+            if not start:
+                raise UsageError(f"{path}: start is missing")
+            made = cls(start=start, insecure=insecure, **known, **data)
             if made.failpoints is not None:
                 read_declaration(made.failpoints)
         except (OSError, yaml.YAMLError, TypeError, AttributeError, KeyError) as error:
@@ -149,6 +156,7 @@ class ProcessTarget(Target):
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._announced: list[Endpoint] = []
+        self.bystanders: list[str] = []
         shared.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- facts ---
@@ -272,31 +280,46 @@ class ProcessTarget(Target):
             self.kill()
             raise TargetUnreachable(f"{error}; its log ends with:\n{self.logs()[-2000:]}") from error
         self._announced = [Endpoint(row["url"], row.get("name"), row.get("pid")) for row in found["participants"]]
+        self.bystanders = [str(url) for url in found.get("bystanders", ())]
 
-    def refuses_to_start_without_tokens(self) -> bool:
-        """Start a second process whose environment holds no token; True if it ends without announcing itself."""
-        directory = self._work_dir / "tokenless"
-        directory.mkdir(exist_ok=True)
+    @contextlib.contextmanager
+    def tokenless(self, *more: str) -> Iterator[list[Endpoint]]:
+        """Start a second process whose environment holds no token, and kill it at the end of the block.
+
+        Args:
+            more: words that are added to `start`.
+
+        Yields:
+            Where it announced to listen; the first entry stands for the process itself. Empty if it ended instead.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="tokenless-", dir=self._work_dir))
         announce = directory / "announce.json"
         values = {**self._values(announce), "dir": str(directory)}
         for name, text in self.file.files.items():
             (directory / name).write_text(_fill(text, values))
         hidden = {self.file.control_env, self.file.data_env}
         environment = {key: value for key, value in self._environment(values).items() if key not in hidden}
-        argv = [_fill(word, values) for word in self.file.start]
+        argv = [_fill(word, values) for word in (*self.file.start, *more)]
         with (directory / "log").open("wb") as log:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=directory
             )
+            found: list[Endpoint] = []
             try:
                 self.patience.until(
                     lambda: process.poll() is not None or announce.exists(),
                     "it ends or listens",
                     within_s=START_WITHIN_S,
                 )
-                return not announce.exists()
+                if announce.exists():
+                    rows = json.loads(announce.read_text())["participants"]
+                    found = [Endpoint(row["url"], row.get("name"), row.get("pid")) for row in rows]
+                    found.insert(0, Endpoint(found[0].url, None, process.pid))
+                yield found
             finally:
-                process.kill()
+                for pid in {process.pid, *(endpoint.pid for endpoint in found if endpoint.pid is not None)}:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 process.wait()
 
     def term(self) -> int:

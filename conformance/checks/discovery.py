@@ -267,3 +267,25 @@ def query_parameters_have_their_form(case: Case) -> None:
     for cursor in ("", "garbage", "9999999", "%F0%9F%92%A5"):
         reply = case.wire.raw("GET", f"{base}/rollouts?after={cursor}")
         case.accepted(reply, f"the cursor {cursor!r} of the listing", "CKPT-ROLL-066")
+
+
+@check("CKPT-DISC-009", each="participant", budget="quick")
+def listed_profiles_are_served(case: Case) -> None:
+    """Every operation of a listed profile is served, and with `turn-recovery` something continues."""
+    c, p = case.controller, case.p
+    profiles = case.p.capabilities["profiles"]
+    replies = {"retire": c.retire(p, {}), "abort": c.abort(p, c.next_id())}
+    if p.owns("rollouts"):
+        replies |= {"results": p.get_results(), "listing": p.get_rollouts(), "acks": c.ack(p, [])}
+    if "checkpoint" in profiles:
+        ended = c.next_id()
+        case.accepted(c.abort(p, ended), "an id ends")
+        # Of an ended id none of them does anything; what is judged is that they are there.
+        replies |= {"prepare": c.prepare(p, ended), "resume": c.resume(p, ended), "renew": c.renew(p, ended)}
+        replies |= {"restore": c.restore(p, ended, None)}
+    absent = {name: reply.brief for name, reply in replies.items() if reply.status in (404, 405, 501)}
+    case.equal({}, absent, "operations of listed profiles that are not served", "CKPT-DISC-009")
+    if "turn-recovery" in profiles and (p.owns("rollouts") or p.owns("sessions")):
+        rows = [*p.capabilities["environments"], *p.capabilities["agents"]]
+        going = [row["name"] for row in rows if row["continuation"] != "restart_only"]
+        case.true(going, "something continues", "CKPT-DISC-009", got=rows)

@@ -7,8 +7,10 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from conformance.case import Case
+from conformance.checks.snapshots_sources import verifies
 from conformance.controller import LEASE_MS, Controller, Json, Participant
 from conformance.cuts import (
     committed_at,
@@ -396,6 +398,19 @@ def acks_and_retire_work_in_every_phase(case: Case) -> None:
     case.accepted(case.controller.resume(a, open_id), "resume")
     for rollout in gone:
         case.until_state(rollout, "retired", requirements=("CKPT-RETIRE-015",))
+
+
+@check("CKPT-COMMIT-042", "CKPT-COMMIT-043", profile="checkpoint", each="participant", shared_dir=True)
+def the_cut_of_an_aborted_checkpoint_is_whole_or_gone(case: Case) -> None:
+    """A committed checkpoint is aborted: its manifest is gone, or it stays and names what is there whole."""
+    open_id, target, _ = committed_at(case)
+    directory = Path(target["path"])
+    case.true(verifies(directory), "there was a whole cut", "CKPT-COMMIT-042", got="none")
+    case.accepted(case.controller.abort(case.p, open_id), "abort")
+    try:
+        verifies(directory)
+    except (ValueError, OSError) as error:
+        case.true(False, "the manifest that stayed is whole", "CKPT-COMMIT-042", "CKPT-COMMIT-043", got=str(error))
 
 
 @check("CKPT-ABORT-002", "CKPT-ABORT-005", "CKPT-COMMIT-041", profile="checkpoint", features=COMMON, shared_dir=True)

@@ -204,3 +204,25 @@ def a_ledger_owner_is_always_ready(case: Case) -> None:
         row = rows.get(rollout.rollout_id, {})
         got = (row.get("state"), row.get("turns_done"))
         case.equal(("turn", turns), got, "its row", "CKPT-DIR-033", "CKPT-DIR-034", "CKPT-ENV-019")
+
+
+@check("CKPT-GATE-025", "CKPT-GATE-008", profile="checkpoint", features=COMMON, world=True, storage=True)
+def a_policy_call_while_parked_breaks_nothing(case: Case) -> None:
+    """A turn closes while the gate is closing; whether its rollout asks on at once or later, nothing comes of it."""
+    written = script([world("slow")], add(1), "done")
+    expected = case.baseline(written)
+    rollout_id = case.new_id()
+    with case.world.hold("slow", rollout_id=rollout_id) as effect:
+        rollout = case.start(written, rollout_id=rollout_id)
+        effect.wait_begun()
+        open_id = case.controller.next_id()
+        case.accepted(case.controller.prepare(case.agent, open_id, timeout_ms=1), "prepare, in the middle of a turn")
+        effect.release()
+    ready_at(case, case.agent, open_id)
+    case.stays(lambda: case.row(rollout)["turns_done"] == 1, "no turn comes of an early call", "CKPT-GATE-025")
+    if not case.witness.asked(rollout_id, 2):
+        case.leave_out("it asks the policy only when the gate is open", "CKPT-GATE-025")
+    cut = take_cut(case, checkpoint_id=open_id)
+    case.equal(1, cut.row(case, rollout_id)["turns_done"], "the cut holds one turn", "CKPT-GATE-025")
+    case.equal(expected, case.body(rollout, "CKPT-GATE-025"), "the same body", "CKPT-GATE-025", "CKPT-GATE-008")
+    case.equal(1, case.witness.completed(rollout_id, 2), "turn 2 was generated once", "CKPT-GATE-025")

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from conformance.case import DEFAULT_SCRIPT, Case, Rollout
 from conformance.checks.snapshots import LONG, judge_kept_turns
@@ -14,6 +16,7 @@ from conformance.errors import LostRequest, NotOffered
 from conformance.gym import Gym
 from conformance.registry import check
 from conformance.script import add, script
+from conformance.wire import Reply
 
 COMMON = ("conformance",)
 
@@ -189,6 +192,17 @@ def rediscover_quietly(case: Case) -> None:
     case.gym.participants = found.participants
 
 
+def older(case: Case, route: Mapping[str, Any]) -> Reply:
+    """Run a rollout through the Gym's older route, and return its answer."""
+    case.witness.script("", DEFAULT_SCRIPT)  # of policy calls that name no rollout
+    policy = case.witness.policy(f"{case.prefix}older")
+    body = {key: policy if value == "{policy}" else value for key, value in dict(route["body"]).items()}
+    headers = {"Content-Type": "application/json"}
+    content = json.dumps(body).encode()
+    url = case.agent.url + route["path"]
+    return case.wire.raw("POST", url, headers=headers, content=content, plane="data", within_s=30)
+
+
 @check(
     "CKPT-STATUS-022",
     "CKPT-STATUS-023",
@@ -208,16 +222,8 @@ def an_unmanaged_rollout_is_left_alone(case: Case) -> None:
         raise NotOffered("target.yaml names no older route")
     before = case.agent.status()["counts"]
     hold = case.witness.hold(None, 1)
-    case.witness.script("", DEFAULT_SCRIPT)  # of policy calls that name no rollout
-    policy = case.witness.policy(f"{case.prefix}older")
-    body = {key: policy if value == "{policy}" else value for key, value in dict(route["body"]).items()}
-    content = json.dumps(body).encode()
-    url = case.agent.url + route["path"]
-    headers = {"Content-Type": "application/json"}
     case.step("run a rollout through the older route; its first policy call is held")
-    running = case.wire.background(
-        lambda: case.wire.raw("POST", url, headers=headers, content=content, plane="data", within_s=30)
-    )
+    running = case.wire.background(lambda: older(case, route))
     first = hold.wait_asked()
     ours = [name for name in first.headers if name.startswith("gym-")]
     case.equal([], ours, "headers of this protocol", "CKPT-DISC-029")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from conformance.case import Case
 from conformance.errors import NotOffered
 from conformance.registry import check
+from conformance.sockets import is_loopback, listening
 from spec import wire as names
 
 
@@ -46,8 +47,24 @@ def no_token_is_ever_said(case: Case) -> None:
 @check("CKPT-SEC-009", level=1)
 def no_token_no_start(case: Case) -> None:
     """A Gym whose environment holds no token does not start."""
-    refused = case.process.refuses_to_start_without_tokens()
-    case.true(refused, "it ends instead of listening", "CKPT-SEC-009", got="it listens")
+    with case.process.tokenless() as found:
+        got = [endpoint.url for endpoint in found]
+        case.equal([], got, "where it listens instead of ending", "CKPT-SEC-009")
+
+
+@check("CKPT-SEC-010", level=1)
+def without_a_token_it_listens_on_loopback(case: Case) -> None:
+    """A Gym that is told to serve without a token answers anybody, and listens on loopback addresses alone."""
+    words = case.process.file.insecure
+    if not words:
+        raise NotOffered("target.yaml names no way to serve without a token")
+    with case.process.tokenless(*words) as found:
+        case.true(found, "it listens", "CKPT-SEC-010", got="it ended")
+        reply = case.wire.raw("GET", found[0].url + names.PREFIX + "/capabilities", plane="none")
+        case.accepted(reply, "a call without a token")
+        addresses = listening(endpoint.pid for endpoint in found if endpoint.pid is not None)
+        open_ones = sorted(address for address in addresses if not is_loopback(address))
+        case.equal([], open_ones, "addresses that others reach", "CKPT-SEC-010")
 
 
 @check("CKPT-SEC-008", each="participant")

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
 
@@ -49,20 +50,33 @@ def main() -> int | str:
         stop.set()
 
     signal.signal(signal.SIGTERM, on_term)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    announce(options.announce, gym, server.server_port)
+    judge = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    for serving in (server, judge):
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+    announce(options.announce, gym, server.server_port, judge.server_port)
     stop.wait()
     drain(gym)
     return 0
 
 
-def announce(path: Path, gym: Gym, port: int) -> None:
+class Judge(BaseHTTPRequestHandler):
+    """A server of the Gym that owns nothing: it knows no path of the protocol."""
+
+    def do_GET(self) -> None:
+        """There is nothing here."""
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def announce(path: Path, gym: Gym, port: int, judge_port: int) -> None:
     """Tell where the Gym listens, in a file that appears whole."""
     url = f"http://127.0.0.1:{port}"
     pid = os.getpid()
-    text = json.dumps(
-        {"pid": pid, "participants": [{"name": gym.settings.name, "role": "gym", "url": url, "pid": pid}]}
-    )
+    participants = [{"name": gym.settings.name, "role": "gym", "url": url, "pid": pid}]
+    bystanders = [f"http://127.0.0.1:{judge_port}"]
+    text = json.dumps({"pid": pid, "participants": participants, "bystanders": bystanders})
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text, encoding="utf-8")
     draft.rename(path)
