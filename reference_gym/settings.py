@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from reference_gym.environments import FACTORIES
+from reference_gym.catalogue import ENVIRONMENTS
 from reference_gym.errors import SettingsError
 
 WORLD_URL_VARIABLE = "GYM_CONFORMANCE_WORLD_URL"
@@ -168,9 +168,9 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _known_environments(self) -> Settings:
-        unknown = [name for name in self.environments if name not in FACTORIES]
+        unknown = [name for name in self.environments if name not in ENVIRONMENTS]
         if unknown:
-            raise ValueError(f"no such environment: {', '.join(unknown)} (there are {', '.join(sorted(FACTORIES))})")
+            raise ValueError(f"no such environment: {', '.join(unknown)} (there are {', '.join(sorted(ENVIRONMENTS))})")
         if len(set(self.environments)) != len(self.environments):
             raise ValueError("an environment is named twice")
         return self

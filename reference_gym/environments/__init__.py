@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from reference_gym.catalogue import TOY_TEXT
 from reference_gym.environments.base import (
     EffectContext,
     Environment,
@@ -43,10 +44,7 @@ def _toy_text(name: str) -> Environment:
     return factory()
 
 
-FACTORIES: Mapping[str, Callable[[], Environment]] = {
-    "taxi": partial(_toy_text, "taxi"),
-    "frozen_lake": partial(_toy_text, "frozen_lake"),
-}
+FACTORIES: Mapping[str, Callable[[], Environment]] = {name: partial(_toy_text, name) for name in TOY_TEXT}
 
 
 def build(names: Iterable[str], *, conformance: bool, world_url: str | None) -> dict[str, Environment]:
