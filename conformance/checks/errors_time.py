@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 from conformance.case import Case
 from conformance.checks.writing import big
 from conformance.controller import Json, Participant
@@ -12,6 +14,7 @@ from conformance.script import script
 from conformance.wire import Reply
 
 COMMON = ("conformance",)
+SHORT_MS = 100
 
 
 @check(
@@ -112,3 +115,49 @@ def _leave_out_blocked(case: Case, p: Participant) -> None:
             reply = c.commit(p, open_id, target, leave_out_blocked=given)
             case.accepted(reply, f"a commit with leave_out_blocked {given}, after {first}", "CKPT-ERR-005")
         case.accepted(c.abort(p, open_id), "abort")
+
+
+@check(
+    "CKPT-TIME-003",
+    "CKPT-TIME-005",
+    "CKPT-TIME-009",
+    "CKPT-TIME-013",
+    "CKPT-TIME-014",
+    profile="checkpoint",
+    features=COMMON,
+    shared_dir=True,
+    points=("commit.write", "restore.verify"),
+)
+def a_limit_ends_before_held_work(case: Case) -> None:
+    """C32: commit and restore are held for longer than the limit of their call: 504 in time, and a repeat joins."""
+    c, p = case.controller, case.agent
+    open_id = prepared_at(case, p)
+    target, directory = target_for(case, p, open_id)
+    with case.failpoint("commit.write", "hold") as point:
+        begun = time.monotonic()
+        reply = c.commit(p, open_id, target, timeout_ms=SHORT_MS)
+        _in_time(case, begun)
+        case.refused(reply, "deadline_exceeded", "a commit whose writing is held", "CKPT-TIME-003")
+        case.equal(True, reply.json.get("continues"), "the work goes on", "CKPT-TIME-013")
+        point.release()
+        done = case.accepted(c.commit(p, open_id, target), "the commit again", "CKPT-TIME-009")
+    source = read_part(case, p, open_id, target, directory, done).source(open_id)
+    case.accepted(c.abort(p, open_id), "abort")
+    restore_id = c.next_id()
+    with case.failpoint("restore.verify", "hold") as point:
+        begun = time.monotonic()
+        reply = c.restore(p, restore_id, source, timeout_ms=SHORT_MS)
+        _in_time(case, begun)
+        case.refused(reply, "deadline_exceeded", "a restore whose building is held", "CKPT-TIME-005")
+        case.equal(True, reply.json.get("continues"), "the work goes on", "CKPT-TIME-013")
+        point.release()
+        again = case.accepted(c.restore(p, restore_id, source), "the restore again", "CKPT-TIME-009")
+    case.equal("restored", again["phase"], "it joined the work", "CKPT-TIME-009")
+
+
+def _in_time(case: Case, begun: float) -> None:
+    passed = (time.monotonic() - begun) * 1000
+    late = case.patience.ms(2_000)
+    case.true(
+        SHORT_MS - 20 <= passed <= SHORT_MS + late, "the limit ends in time", "CKPT-TIME-014", got=f"{passed:.0f} ms"
+    )

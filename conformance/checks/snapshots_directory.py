@@ -91,8 +91,8 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
         case.equal(state, manifest["state_schema"], "its state schema", "CKPT-DIR-028")
         _counts_are_as_named(case, replies[p.name], part)
         _files_are_as_named(case, part.directory, manifest, part.manifest["name"])
-        ids = list(part.rows)
-        case.equal(sorted(ids, key=str.encode), ids, "the index is sorted by bytes", "CKPT-DIR-008")
+        order = list(part.rows)
+        case.equal(sorted(order, key=str.encode), order, "the index is sorted by bytes", "CKPT-DIR-008")
     rows = cut.parts[case.agent.name].rows
     case.equal({r.rollout_id for r in [*live, done]}, set(rows), "live and unreleased rollouts", "CKPT-DIR-009")
     turns = "turn" if "turn-recovery" in case.gym.profiles else "restart"
