@@ -15,7 +15,7 @@ from conformance.cuts import Cut, prepared_at, reset, restore_cut, take_cut
 from conformance.errors import LostRequest, NotOffered
 from conformance.gym import Gym
 from conformance.registry import check
-from conformance.script import add, script
+from conformance.script import add, script, world
 from conformance.wire import Reply
 
 COMMON = ("conformance",)
@@ -244,3 +244,8 @@ def an_unmanaged_rollout_is_left_alone(case: Case) -> None:
     reset(case)
     reply = running.result()
     case.accepted(reply, "the older route answers as ever", "CKPT-RESTORE-017", "CKPT-GATE-022")
+    case.step("run another one, the handler of whose effect raises: its task names no world")
+    case.witness.script("", script([world("nowhere")], "done"))
+    case.wire.raw("POST", url, headers=headers, content=content, plane="data", within_s=30)
+    counts = case.agent.status()["counts"]
+    case.equal(before["unmanaged"], counts["unmanaged"], "those that have ended are not counted", "CKPT-STATUS-022")

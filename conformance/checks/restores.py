@@ -36,17 +36,22 @@ def a_kept_result_is_the_same_string(case: Case) -> None:
 
 @check("CKPT-RESTORE-036", "CKPT-ROLL-033", profile="turn-recovery", features=COMMON, storage=True)
 def a_replaced_policy_is_in_the_cut(case: Case) -> None:
-    """N18: a repeated start gives a rollout another policy; a cut before its next boundary holds that one."""
+    """N18: a repeated start, or a restore, gives a rollout another policy; a cut before its next boundary holds it."""
     rollout = case.start_at(1)
-    address = f"{case.prefix}moved"
-    outcome = case.outcome(rollout.item, policy=case.witness.policy(address))
+    moved, given = f"{case.prefix}moved", f"{case.prefix}given"
+    outcome = case.outcome(rollout.item, policy=case.witness.policy(moved))
     case.equal("already_started", outcome["outcome"], "the start again, with another policy", "CKPT-ROLL-033")
+    restore_cut(case, take_cut(case))
+    asked = case.witness.wait_asked(rollout.rollout_id, 2, attempt=rollout.attempt)
+    case.equal(moved, asked.address, "where turn 2 is asked after a restore without policy", "CKPT-RESTORE-036")
+    restore_cut(case, take_cut(case), policy=case.witness.policy(given))
+    case.witness.wait_asked(rollout.rollout_id, 2, attempt=rollout.attempt)
     restore_cut(case, take_cut(case))
     case.release(rollout)
     case.body(rollout, "CKPT-RESTORE-036")
     calls = case.witness.generations(rollout.rollout_id, attempt=rollout.attempt)
-    elsewhere = [call.conversation_turn for call in calls if call.address != address]
-    case.equal([], elsewhere, "turns that the restored attempt asked elsewhere", "CKPT-RESTORE-036")
+    elsewhere = [(call.conversation_turn, call.address) for call in calls if call.address != given]
+    case.equal([], elsewhere, "calls elsewhere than the restore before the last cut said", "CKPT-RESTORE-036")
 
 
 @check(
