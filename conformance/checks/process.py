@@ -15,7 +15,7 @@ from conformance.cuts import Cut, prepared_at, reset, restore_cut, take_cut
 from conformance.errors import LostRequest, NotOffered
 from conformance.gym import Gym
 from conformance.registry import check
-from conformance.script import add, script, world
+from conformance.script import Script, add, script, world
 from conformance.wire import Reply
 
 COMMON = ("conformance",)
@@ -192,9 +192,9 @@ def rediscover_quietly(case: Case) -> None:
     case.gym.participants = found.participants
 
 
-def older(case: Case, route: Mapping[str, Any]) -> Reply:
+def older(case: Case, route: Mapping[str, Any], written: Script = DEFAULT_SCRIPT) -> Reply:
     """Run a rollout through the Gym's older route, and return its answer."""
-    case.witness.script("", DEFAULT_SCRIPT)  # of policy calls that name no rollout
+    case.witness.script("", written)  # of policy calls that name no rollout
     policy = case.witness.policy(f"{case.prefix}older")
     body = {key: policy if value == "{policy}" else value for key, value in dict(route["body"]).items()}
     headers = {"Content-Type": "application/json"}
@@ -245,7 +245,6 @@ def an_unmanaged_rollout_is_left_alone(case: Case) -> None:
     reply = running.result()
     case.accepted(reply, "the older route answers as ever", "CKPT-RESTORE-017", "CKPT-GATE-022")
     case.step("run another one, the handler of whose effect raises: its task names no world")
-    case.witness.script("", script([world("nowhere")], "done"))
-    case.wire.raw("POST", url, headers=headers, content=content, plane="data", within_s=30)
+    older(case, route, script([world("nowhere")], "done"))
     counts = case.agent.status()["counts"]
     case.equal(before["unmanaged"], counts["unmanaged"], "those that have ended are not counted", "CKPT-STATUS-022")
