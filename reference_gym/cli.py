@@ -18,8 +18,13 @@ import typer
 
 from reference_gym import lifeline, logs, settings, supervisor
 from reference_gym.errors import SettingsError
+from reference_gym.participant.serving import leave
 
 USAGE = 2
+ONE_FOR_BOTH = (
+    "one token for both planes: whoever may call a tool may also end checkpoints and drop rollouts; "
+    "give the data plane a token of its own (tokens.data)"
+)
 
 
 class Role(StrEnum):
@@ -53,6 +58,8 @@ def serve(
         loaded = settings.load(config, insecure_no_auth=insecure_no_auth)
         if insecure_no_auth:
             print("WARNING: no authentication; listening on 127.0.0.1 only", file=sys.stderr)  # noqa: T201 - for the operator
+        elif loaded.shares_token and supervisor.LIFELINE_VARIABLE not in os.environ:
+            print(f"WARNING: {ONE_FOR_BOTH}", file=sys.stderr)  # noqa: T201 - for the operator
         settings.require_directories(loaded)
         code = _serve(loaded, config, role.value, announce, insecure_no_auth)
     except SettingsError as error:
@@ -99,7 +106,10 @@ def _supervised(loaded: settings.LoadedSettings, role: str) -> settings.LoadedSe
 
 def main() -> None:
     """Entry point of the script."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from reference_gym.model.proxy import RecordingPolicy
 from reference_gym.participant import config as kit
 from reference_gym.participant import failpoints, recovery, serve_aiohttp
 from reference_gym.participant.conformance import PROBE_PATH, probe
+from reference_gym.participant.connections import raise_descriptor_limit
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.log import LogFile
 from reference_gym.participant.opentime import OpenTime
@@ -229,6 +230,7 @@ async def serve(
     """
     failpoints.assume(role)
     settings = loaded.settings
+    raise_descriptor_limit(settings.limits.max_connections)
     assembled = Assembly(loaded, role).assemble()
     port = getattr(settings.ports, "agent" if role == "all" else role)
     await open_log(loaded, assembled)

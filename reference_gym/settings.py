@@ -124,6 +124,10 @@ class Limits(_Section):
     max_live_rollouts: Count = 100_000
     shutdown_grace_ms: Milliseconds = 10_000
     policy_retry_ms: Milliseconds = 300_000
+    max_connections: Count = 10_000
+    max_silence_ms: Count = 60_000
+    max_artifacts: Count = 10_000
+    max_artifacts_bytes: Count = 64 * 1024 * 1024 * 1024
 
 
 class Timeouts(_Section):
@@ -208,6 +212,11 @@ class LoadedSettings(BaseModel):
     control_token: str | None = Field(repr=False)
     data_token: str | None = Field(repr=False)
     policy_token: str | None = Field(repr=False)
+
+    @property
+    def shares_token(self) -> bool:
+        """Whether the token of the control plane is that of the data plane too (CKPT-SEC-008)."""
+        return self.control_token is not None and self.control_token == self.data_token
 
     @property
     def world_url(self) -> str | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three processes from one command: starts agent, model and resources, restarts one that crashed, and ends with them.
+"""Three processes from one command: starts agent, model and resources, and starts each again that ends by itself.
 
-A process that ends by itself with exit code 0 was stopped on purpose and is not started again.
+However it ended: a Gym without one of its participants serves nobody. Only the command itself is told to stop.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ LONGEST_DELAY_S = 5.0
 SETTLED_S = 10.0
 CALLER = "agent"
 MAX_LINE = 1_048_576
+KILLED = 0.96
+"""The part of the grace after which what has not ended is killed: the command itself has to end within it."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Supervisor:
         self._file = file
         self._children: list[_Child] = []
         self._stopping = asyncio.Event()
+        self._told_at: float | None = None
         self._death, self._life = os.pipe()
 
     async def run(self) -> int:
@@ -70,28 +73,45 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, self._stop)
+        stop = asyncio.create_task(self._stopping.wait())
         try:
-            await self._start_all()
-            announce.announce(self._listening(), self._file)
-            watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
-            stop = asyncio.create_task(self._stopping.wait())
-            everything = asyncio.gather(*watchers)
-            await asyncio.wait((asyncio.ensure_future(everything), stop), return_when=asyncio.FIRST_COMPLETED)
-            self._stopping.set()
-            await self._stop_all()
-            await everything
-            await stop
+            if await self._started(stop):
+                announce.announce(self._listening(), self._file)
+                watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
+                await stop
+                await self._stop_all()
+                await asyncio.gather(*watchers)
+            else:
+                await self._stop_all()
             codes = [child.process.returncode for child in self._children if child.process is not None]
-            # A child that was still starting when it was told to stop has no other way to end.
-            return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
+            # A child that was still starting when it was told to stop has no other way to end; one that was killed when
+            # the grace was over ended as it would have ended itself.
+            return 0 if all(code in (0, -signal.SIGTERM, -signal.SIGKILL) for code in codes) else 1
         finally:
+            stop.cancel()
             await self._stop_all()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)  # A late second one must not spoil the exit code.
             os.close(self._life)
             os.close(self._death)
+
+    def _stop(self) -> None:
+        if self._told_at is None:
+            self._told_at = asyncio.get_running_loop().time()
+        self._stopping.set()
+
+    async def _started(self, stop: asyncio.Task[bool]) -> bool:
+        """Start all; return False if that was not finished when the command was told to stop."""
+        starting = asyncio.create_task(self._start_all())
+        await asyncio.wait((starting, stop), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            return True
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
 
     async def _start_all(self) -> None:
         ports = self._loaded.settings.ports
@@ -149,10 +169,10 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while child.process is not None:
             code = await child.process.wait()
-            if self._stopping.is_set() or code == 0:
+            if self._stopping.is_set():
                 log.info("stopped", extra={"role": child.role, "code": code})
                 return
-            log.error("crashed", extra={"role": child.role, "code": code})
+            log.error("ended by itself", extra={"role": child.role, "code": code})
             if loop.time() - child.started > SETTLED_S:
                 child.delay = FIRST_DELAY_S
             if await self._stops_within(child.delay):
@@ -160,6 +180,9 @@ class Supervisor:
             child.delay = min(child.delay * 2, LONGEST_DELAY_S)
             try:
                 await self._launch(child)
+                if self._stopping.is_set():
+                    child.process.terminate()  # It was not there yet when all the others were told.
+                    continue
                 await self._welcome(child)
             except (SettingsError, OSError):  # Also where the system has no process or descriptor to give just now.
                 log.exception("restart failed", extra={"role": child.role})
@@ -181,19 +204,23 @@ class Supervisor:
         return True
 
     async def _stop_all(self) -> None:
+        """Tell every child to stop, and wait for it; what has not ended when the grace is nearly over is killed."""
+        self._stop()
+        assert self._told_at is not None
+        grace_s = self._loaded.settings.limits.shutdown_grace_ms / 1000
         alive = [
             child.process for child in self._children if child.process is not None and child.process.returncode is None
         ]
         for process in alive:
             process.terminate()
         leaving = asyncio.create_task(self._let_go())
-        grace_s = self._loaded.settings.limits.shutdown_grace_ms / 1000 + 10
         try:
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout_at(self._told_at + grace_s * KILLED):
                 await asyncio.gather(*(process.wait() for process in alive))
         except TimeoutError:
             for process in alive:
                 if process.returncode is None:
+                    log.warning("killed at the end of the grace", extra={"pid": process.pid})
                     process.kill()
             await asyncio.gather(*(process.wait() for process in alive))
         leaving.cancel()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from examples.fastapi_gym.app import Settings, create_gym
 from reference_gym.participant import serve_uvicorn
-from reference_gym.participant.serving import Server, Signals, serve_until_terminated
+from reference_gym.participant.serving import Server, Signals, leave, serve_until_terminated
 
 
-def main() -> int | str:
-    """Serve until SIGTERM; return the exit code, or why the Gym does not start."""
+def main() -> str:
+    """Serve until SIGTERM, and end with 0; return why the Gym does not start."""
     parser = argparse.ArgumentParser(prog="fastapi_gym")
     parser.add_argument("--storage", type=Path, required=True, help="snapshots are written below it")
     parser.add_argument(
@@ -36,6 +36,9 @@ def main() -> int | str:
     for directory in (options.storage, options.data):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO)
+    data = os.environ.get("GYM_CHECKPOINT_DATA_TOKEN") or control
+    if control is not None and data == control:
+        logging.warning("one token for both planes: give the data plane its own, GYM_CHECKPOINT_DATA_TOKEN")
     settings = Settings(
         storage=options.storage.resolve(),
         uploads=options.data.resolve(),
@@ -43,11 +46,11 @@ def main() -> int | str:
         conformance=options.conformance,
         world_url=options.world_url,
         control_token=control,
-        data_token=os.environ.get("GYM_CHECKPOINT_DATA_TOKEN") or control,
+        data_token=data,
         policy_token=os.environ.get("GYM_POLICY_TOKEN") or None,
     )
     asyncio.run(serve(settings, options.port, options.announce))
-    return 0
+    leave(0)
 
 
 async def serve(settings: Settings, port: int, file: Path | None) -> None:

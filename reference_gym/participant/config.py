@@ -28,6 +28,10 @@ class Limits:
     max_live_rollouts: int = 100_000
     shutdown_grace_ms: int = 10_000
     policy_retry_ms: int = 300_000
+    max_connections: int = 10_000
+    max_silence_ms: int = 60_000
+    max_artifacts: int = 10_000
+    max_artifacts_bytes: int = 64 * 1024 * 1024 * 1024
 
     def as_json(self) -> dict[str, int]:
         """Return them as in the capabilities."""

@@ -107,7 +107,7 @@ def parse_reply(api: Api, raw: bytes, turn: int, version: int | None) -> Reply:
     Args:
         api: the form that was asked for.
         raw: the body.
-        turn: used to name calls that the policy left without an id.
+        turn: used to name calls that the policy left without an id; one that has an earlier call's id gets another.
         version: the weights version that the reply carried.
 
     Raises:
@@ -146,10 +146,14 @@ def _reply(
         raise MalformedReply("the content of the policy's reply is not text")
     message: Message = {"role": "assistant", "content": text}
     tool_calls, parsed = [], []
+    known: set[str] = set()
     for ordinal, (given_id, name, arguments) in enumerate(calls, start=1):
         if not isinstance(name, str) or not isinstance(arguments, str):
             raise MalformedReply("a tool call's name or arguments are not text")
         call_id = given_id if isinstance(given_id, str) and given_id else f"call_{turn}_{ordinal}"
+        while call_id in known:
+            call_id += f"_{ordinal}"  # Its answer must be told from the others'; its effect is told by its ordinal.
+        known.add(call_id)
         tool_calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
         parsed.append(ToolCall(call_id, _sendable(name), parse_arguments(arguments)))
     if tool_calls:

@@ -99,8 +99,9 @@ class Core:
         self.feed = Feed(self.journal)
         self._machine = Machine()
         self.draining = False
+        self._closing = False
         self.unmanaged_count = 0
-        self.staging = Staging(config.staging) if config.staging is not None else None
+        self.staging = Staging(config.staging, config.limits) if config.staging is not None else None
         if self.staging is not None and journal is None:
             self.staging.begin()
         self._durable = durable
@@ -289,6 +290,12 @@ class Core:
         self.feed.wake()
         self._wake()
 
+    def begin_closing(self) -> None:
+        """Let no call wait any longer, because the process ends now: each is answered with what there is."""
+        self.draining = self._closing = True
+        self.feed.wake()
+        self._wake()
+
     @property
     def holds_work(self) -> bool:
         """Whether a live rollout, an unreleased result, or sessions or rows of rollouts would end with this process."""
@@ -365,11 +372,11 @@ class Core:
 
     async def wait_move(self, deadline: float) -> bool:
         """Wait until something has moved; return False if the deadline came first."""
-        if self.clock.now() >= deadline:
+        if self.clock.now() >= deadline or self._closing:
             return False
         waiting = asyncio.ensure_future(self._moved.wait())
         try:
-            return await within(self.clock, deadline, waiting)
+            return await within(self.clock, deadline, waiting) and not self._closing
         finally:
             waiting.cancel()
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jsonschema_rs
 from pydantic import ValidationError
 
+from reference_gym.participant.config import Limits
 from reference_gym.participant.core import Caller
 from reference_gym.participant.errors import (
     AdmissionClosed,
+    DeadlineExceeded,
     Internal,
     InvalidRequest,
     PayloadTooLarge,
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 JSON_TYPE = "application/json"
 BYTES_TYPE = "application/octet-stream"
 PIECE = 1024 * 1024
+SLOWEST = 16 * 1024
+"""Bytes per second: a body that comes more slowly for long is given up."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 _RETRY_AFTER_MS = 1_000
@@ -70,45 +75,88 @@ class Request:
         return values[0] if values else None
 
 
+class OpenFile:
+    """A file that is sent as it is; made by ``open_file``, ended by ``close``."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self.size = size
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield its bytes, in pieces of at most ``PIECE`` bytes."""
+        while piece := await asyncio.to_thread(self._file.read, PIECE):
+            yield piece
+
+    async def close(self) -> None:
+        """Close it."""
+        await asyncio.to_thread(self._file.close)
+
+
+async def open_file(path: Path) -> OpenFile:
+    """Open a file that is to be sent; raises ``FileNotFoundError``."""
+
+    def work() -> OpenFile:
+        file = path.open("rb")
+        return OpenFile(file, os.fstat(file.fileno()).st_size)
+
+    return await asyncio.to_thread(work)
+
+
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response: ``body`` is the whole body, or the path of a file that is sent."""
+    """One response: ``body`` is the whole body, or a file, which whoever sends the response closes."""
 
     status: int
-    body: bytes | Path = b""
+    body: bytes | OpenFile = b""
     media_type: str = JSON_TYPE
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-async def read_body(request: Request, body: Body, limit: int) -> bytes:
+async def arriving(body: Body, silence_s: float) -> AsyncIterator[bytes]:
+    """Yield a body as it comes (CKPT-TIME-015).
+
+    Args:
+        body: yields it, however long that takes.
+        silence_s: for how long nothing of it may come, and by how much it may be slower than ``SLOWEST``, in seconds.
+
+    Raises:
+        DeadlineExceeded: it does not arrive in time.
+    """
+    now = asyncio.get_running_loop().time
+    began, size = now(), 0
+    pieces = body()
+    while True:
+        deadline = min(now(), began + size / SLOWEST) + silence_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                piece = await anext(pieces, None)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the body does not arrive in time") from error
+        if piece is None:
+            return
+        size += len(piece)
+        yield piece
+
+
+async def read_body(request: Request, body: Body, limits: Limits) -> bytes:
     """Return the whole body.
 
     Raises:
-        PayloadTooLarge: it is longer than ``limit`` bytes, whether its length was declared or not.
-        UnsupportedMediaType: it is no JSON.
+        PayloadTooLarge: it is longer than ``max_body_bytes``, whether its length was declared or not.
+        UnsupportedMediaType: it is no JSON, or in a content coding.
+        DeadlineExceeded: it does not arrive in time.
     """
+    limit, silence_s = limits.max_body_bytes, limits.max_silence_ms / 1000
     require_size(request, limit)
     pieces: list[bytes] = []
     size = 0
-    async for piece in body():
+    async for piece in arriving(body, silence_s):
         size += len(piece)
         if size > limit:
             raise PayloadTooLarge(f"the body is larger than max_body_bytes {limit}")
         pieces.append(piece)
     require_type(request, JSON_TYPE)
     return b"".join(pieces)
-
-
-async def file_pieces(path: Path) -> AsyncIterator[bytes]:
-    """Yield the bytes of a file as they are, in pieces of at most ``PIECE`` bytes; the first one may be empty."""
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
-        piece = await asyncio.to_thread(file.read, PIECE)
-        yield piece
-        while piece := await asyncio.to_thread(file.read, PIECE):
-            yield piece
-    finally:
-        await asyncio.to_thread(file.close)
 
 
 def read_json(data: bytes) -> Any:
@@ -185,7 +233,10 @@ def require_size(request: Request, limit: int) -> None:
 
 
 def require_type(request: Request, media_type: str) -> None:
-    """Refuse a body of another media type; raises ``UnsupportedMediaType``."""
+    """Refuse a body of another media type, or in a content coding; raises ``UnsupportedMediaType``."""
+    coding = (request.header("content-encoding") or "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedMediaType("the body must be sent without a content coding")
     given = (request.header("content-type") or "").partition(";")[0].strip().lower()
     if given != media_type:
         raise UnsupportedMediaType(f"the body must be {media_type}")

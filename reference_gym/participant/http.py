@@ -31,6 +31,8 @@ from reference_gym.participant.exchange import (
     ClientGone,
     Request,
     Response,
+    arriving,
+    open_file,
     read_body,
     read_caller,
     read_json,
@@ -174,7 +176,7 @@ class ControlPlane:
     # --- mutating operations ------------------------------------------------------------------------------------------
 
     async def _post(self, route: Route, request: Request, body: Body) -> Response:
-        data = await read_body(request, body, self.participant.config.limits.max_body_bytes)
+        data = await read_body(request, body, self.participant.config.limits)
         message = read_message(str(route.schema), request, data)
         caller = read_caller(request)
         if route.profile not in self.participant.config.profiles:
@@ -190,14 +192,13 @@ class ControlPlane:
         checkpoint_id, name = _artifact(values)
         caller = read_caller(request)
         upload = participant.begin_upload(caller, checkpoint_id, name)
+        limits = participant.config.limits
         try:
-            async for piece in body():
-                upload.write(piece)
-                if upload.size > participant.config.limits.max_artifact_bytes:
+            async for piece in arriving(body, limits.max_silence_ms / 1000):
+                participant.take_upload(upload, piece)
+                if upload.size > limits.max_artifact_bytes:
                     raise PayloadTooLarge("the artifact is larger than max_artifact_bytes")
             await self._outlive(participant.finish_upload(caller, upload))
-        except OSError as error:
-            raise participant.storage_error(error) from error
         finally:
             upload.abandon()
         return Response(204)
@@ -236,7 +237,11 @@ class ControlPlane:
 
     async def _get_artifact(self, _query: Mapping[str, str], values: Sequence[str]) -> Response:
         checkpoint_id, name = _artifact(values)
-        return Response(200, self.participant.artifact(checkpoint_id, name), BYTES_TYPE)
+        path = self.participant.artifact(checkpoint_id, name)
+        try:
+            return Response(200, await open_file(path), BYTES_TYPE)
+        except FileNotFoundError as error:  # Another checkpoint has opened just now.
+            raise NotFound(f"there is no artifact {name} of checkpoint {checkpoint_id}") from error
 
 
 class DataCall:
@@ -274,7 +279,7 @@ class DataCall:
     async def _answer(self, request: Request, body: Body) -> Response:
         given: Any = None
         if request.method not in ("GET", "HEAD"):
-            data = await read_body(request, body, self.participant.config.limits.max_body_bytes)
+            data = await read_body(request, body, self.participant.config.limits)
             given = read_json(data) if self._schema is None else read_message(self._schema, request, data)
         reply = await self._handler(request, given)
         return reply if isinstance(reply, Response) else Response(200, encode(reply))

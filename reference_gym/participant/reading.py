@@ -14,6 +14,7 @@ import os
 import stat
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,6 +87,9 @@ def read_source(
         _compatible(manifest, config, run_id, checkpoint_id)
         source = Source(environments={env.name: env.state_version for env in manifest.environments})
         named = {file.name: file for file in manifest.files}
+        if len(named) != len(manifest.files):
+            (twice, _), *_ = Counter(file.name for file in manifest.files).most_common(1)
+            raise CheckpointCorrupt(f"{MANIFEST} names {twice} twice")
         places: dict[str, Place] = {}
         readers: dict[str, Callable[[bytes], None]] = {
             PLACES if PLACES in named else STATE: lambda line: (

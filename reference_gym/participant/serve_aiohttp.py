@@ -7,15 +7,17 @@ Every error of the application is a problem document, those of the framework inc
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from aiohttp import ClientError, web
 from aiohttp.typedefs import Handler
 
 from reference_gym.participant import exchange, http, serving
 from reference_gym.participant.auth import Token
+from reference_gym.participant.connections import Connections
 from reference_gym.participant.errors import (
     Internal,
     InvalidRequest,
@@ -25,11 +27,16 @@ from reference_gym.participant.errors import (
     ProtocolError,
     UnsupportedMediaType,
 )
+from reference_gym.participant.listening import Connection, Listener, listen
 from reference_gym.participant.service import Participant
 from spec import wire
 
+logger = logging.getLogger(__name__)
+
 CONTROL_PLANE = web.AppKey("control_plane", http.ControlPlane)
 
+_CLIENTS_FAULTS = (OSError, ClientError, web.RequestPayloadError, web.PayloadAccessError)
+"""What reading a body raises when its client went away, or sent what is no body."""
 _FRAMEWORK: dict[int, type[ProtocolError]] = {
     404: NotFound,
     405: MethodNotAllowed,
@@ -81,11 +88,12 @@ class Server(serving.Server):
     """A server of an aiohttp application."""
 
     runner: web.AppRunner
-    listening: asyncio.Server
+    listener: Listener
 
     async def stop(self) -> None:
         """Close the sockets, let requests end, stop what runs."""
-        self.listening.close()
+        self.listener.close()
+        self.participant.begin_closing()
         await self.runner.cleanup()
         await self.participant.close()
 
@@ -97,38 +105,91 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
         app: of ``create_app``.
         host: the address to listen on.
         port: 0 takes a free one.
+
+    Raises:
+        OSError: the address cannot be listened at.
     """
     participant = app[CONTROL_PLANE].participant
-    # The access log would cost more than half of the throughput, and paths hold rollout ids.
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=serving.closing_s(participant))
+    # The framework waits twice: for the handler to end, and for it to be cancelled.
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=serving.closing_s(participant) / 2)
     await runner.setup()
     server = runner.server
     if server is None:
         raise RuntimeError("the application has no server")
+    connections = serving.connections_of(participant)
 
-    def connection() -> web.RequestHandler:
-        made = server()
-        made.__class__ = _Handler  # The framework has no setting for the class of its connections.
-        return made
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        assert isinstance(request, web.Request), "the application makes its requests"
+        with connections.serving(_connection(request)):
+            return await _problems(request, inner)
 
-    listening = await asyncio.get_running_loop().create_server(connection, host, port)
-    return Server(participant, host, int(listening.sockets[0].getsockname()[1]), runner, listening)
+    # The framework refuses some requests (`Expect`) outside of the application's middlewares.
+    inner, server.request_handler = server.request_handler, answer
+    try:
+        listening = listen(host, port)
+    except OSError:
+        await runner.cleanup()
+        raise
+    listener = Listener(listening, participant, connections, lambda: _Connection(server, participant, connections))
+    return Server(participant, host, listener.port, runner, listener)
 
 
-class _Handler(web.RequestHandler):
-    """A connection whose malformed requests, which reach no route, are refused with a problem document as well."""
+class _Connection(web.RequestHandler, Connection):
+    """One connection: it is counted, and what reaches no route is refused with a problem document as well."""
 
-    __slots__ = ()
+    __slots__ = ("_connections", "_participant")
+
+    def __init__(self, server: web.Server, participant: Participant, connections: Connections) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            # The access log would cost more than half of the throughput, and paths hold rollout ids.
+            access_log=None,  # type: ignore[arg-type]  # the framework's own way to switch it off
+            # Bodies are taken as they are: what a few bytes would unpack to is not this side's work to find out.
+            auto_decompress=False,
+        )
+        self._participant = participant
+        self._connections = connections
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._connections.closed(self)
+
+    def drop(self) -> None:
+        """Close it at once; what its client has not read is lost."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the refusal and close the connection (CKPT-ERR-008)."""
-        super().handle_error(request, status, exc, message)  # It logs, and refuses to answer twice.
-        kind = InvalidRequest if status < 500 else Internal
-        response = _answer(exchange.refusal(kind("this is not HTTP as it is accepted here"), request.method.lower()))
+        """Return the refusal of what is no request, and close the connection (CKPT-ERR-008, CKPT-ID-017)."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a response is on its way already")
+        if status < 500:
+            # Anybody may send anything: that must not fill a log.
+            logger.debug("refused what is not HTTP", exc_info=exc)
+            error: Exception = InvalidRequest("this is not HTTP as it is accepted here")
+        else:
+            error = exc if isinstance(exc, Exception) else Internal("the request failed")
+        response = _answer(http.stamped(exchange.refusal(error, request.method.lower()), self._participant))
         response.force_close()
         return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a failure of this side; that a client broke off or sent rubbish is none."""
+        if isinstance(kw.get("exc_info"), _CLIENTS_FAULTS):
+            logger.debug(*args, **kw)
+        else:
+            super().log_exception(*args, **kw)
+
+
+def _connection(request: web.Request) -> _Connection:
+    connection = request.protocol
+    assert isinstance(connection, _Connection), "every connection here is made by the listener"
+    return connection
 
 
 @web.middleware
@@ -143,6 +204,8 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         kind = _FRAMEWORK.get(error.status, InvalidRequest if error.status < 500 else ProtocolError)
         reason = error.reason or "the request is refused"
         return _answer(exchange.refusal(kind(reason, allow=error.headers.get("Allow")), operation))
+    except _Unread:
+        raise
     except exchange.ClientGone:
         return _answer(exchange.refusal(InvalidRequest("the body broke off"), operation))
     except Exception as error:
@@ -162,23 +225,32 @@ def _body(request: web.Request) -> exchange.Body:
         try:
             async for piece in request.content.iter_any():
                 yield piece
-        except (ConnectionError, ClientError) as error:
+        except _CLIENTS_FAULTS as error:
             raise exchange.ClientGone from error
 
     return pieces
 
 
+class _Unread(ConnectionError):
+    """The client went away while it was answered."""
+
+
 async def _send(request: web.Request, response: exchange.Response) -> web.StreamResponse:
     """Answer a request; a file is sent as it is, without the framework's ranges and compressed siblings."""
-    if not isinstance(response.body, Path):
+    if isinstance(response.body, bytes):
         return _answer(response)
     reply = web.StreamResponse(status=response.status, headers=response.headers)
     reply.content_type = response.media_type
-    reply.content_length = (await asyncio.to_thread(response.body.stat)).st_size
-    await reply.prepare(request)
-    async for piece in exchange.file_pieces(response.body):
-        await reply.write(piece)
-    await reply.write_eof()
+    reply.content_length = response.body.size
+    try:
+        await reply.prepare(request)
+        async for piece in response.body.pieces():
+            await reply.write(piece)
+        await reply.write_eof()
+    except ConnectionError as error:
+        raise _Unread from error
+    finally:
+        await response.body.close()
     return reply
 
 

@@ -14,7 +14,6 @@ that drains on SIGTERM is ``serve_uvicorn``; another server has to keep listenin
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -108,9 +107,17 @@ def _raw_path(scope: Scope) -> str:
     """Return the path as it was sent, percent-encoded, with everything before it that a host has cut off."""
     raw = scope.get("raw_path")
     if raw is not None:
-        return bytes(raw).decode("latin-1")
+        return _origin(bytes(raw).decode("latin-1"))
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return quote(path if path.startswith(root) else root + path)
+
+
+def _origin(target: str) -> str:
+    """Return the path of a request target, which may be in absolute form."""
+    scheme, found, rest = target.partition("://")
+    if target.startswith("/") or not found or not scheme.isalnum():
+        return target
+    return f"/{rest.partition('/')[2]}"
 
 
 def _tails(path: str, root: str) -> Iterator[str]:
@@ -154,15 +161,17 @@ async def _send(response: Response, send: Send) -> None:
     body = response.body
     if response.status != 204:
         headers["Content-Type"] = response.media_type
-        size = body.stat().st_size if isinstance(body, Path) else len(body)
-        headers["Content-Length"] = str(size)
+        headers["Content-Length"] = str(len(body) if isinstance(body, bytes) else body.size)
     encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": response.status, "headers": encoded})
-    if isinstance(body, Path):
-        async for piece in exchange.file_pieces(body):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        body = b""
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    try:
+        await send({"type": "http.response.start", "status": response.status, "headers": encoded})
+        if not isinstance(body, bytes):
+            async for piece in body.pieces():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": body if isinstance(body, bytes) else b"", "more_body": False})
+    finally:
+        if not isinstance(body, bytes):
+            await body.close()
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -22,7 +22,6 @@ from reference_gym.participant.errors import (
     DeadlineExceeded,
     InvalidPhase,
     PayloadTooLarge,
-    ProtocolError,
     StaleCheckpoint,
     Unavailable,
     Unsupported,
@@ -213,21 +212,31 @@ class Participant(Commits):
         except OSError as error:
             raise write_error(error) from error
 
+    def take_upload(self, upload: Upload, piece: bytes) -> None:
+        """Take the next piece of an artifact.
+
+        Raises:
+            InsufficientStorage: there is no room for it (CKPT-ERR-031).
+        """
+        try:
+            upload.write(piece)
+        except OSError as error:
+            raise write_error(error) from error
+
     async def finish_upload(self, caller: Caller, upload: Upload) -> None:
         """Make a received artifact appear.
 
         Raises:
             ArgumentConflict: other bytes are held under its name.
+            InsufficientStorage: there is no room for it (CKPT-ERR-031).
         """
         self._admit(caller)
         self._require_idle()
-        await asyncio.to_thread(upload.finish, self._durable)
-        failpoints.reach("upload.finished")
+        try:
+            await asyncio.to_thread(upload.finish, self._durable)
+        except OSError as error:
+            raise write_error(error) from error
         self.machine = self.machine.used()
-
-    def storage_error(self, error: OSError) -> ProtocolError:
-        """Return what a failed write means to the controller."""
-        return write_error(error)
 
     def _staging(self) -> Staging:
         if self.staging is None:

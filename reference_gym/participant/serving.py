@@ -7,22 +7,35 @@ An author makes ``Signals`` before the server is announced, so that a signal whi
     server = await serve_aiohttp.start(app)
     announce(server.url)
     await serve_until_terminated(server, signals)
+
+and ends the process with ``leave(0)`` when its event loop has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
+from reference_gym.participant.connections import Connections, within_descriptors
 from reference_gym.participant.machine import EndedAs, Phase
 from reference_gym.participant.service import Participant
 
 KEPT = 0.8
-"""The part of ``shutdown_grace_ms`` for which the control plane is kept; the rest is for requests under way."""
+"""The part of ``shutdown_grace_ms`` for which the control plane is kept."""
+CLOSED = 0.88
+"""The part after which requests that are under way are broken off."""
+ENDED = 0.92
+"""The part after which the process ends, whatever still runs in it; the rest is for whoever started it."""
 LOOK_S = 0.1
 """How often a draining participant looks whether it still holds anything."""
 
@@ -90,7 +103,13 @@ def kept_ms(participant: Participant) -> float:
 
 def closing_s(participant: Participant) -> float:
     """Return for how long requests that are under way may go on after that, in seconds."""
-    return max(0.1, participant.config.limits.shutdown_grace_ms * (1 - KEPT) / 1000)
+    return participant.config.limits.shutdown_grace_ms * (CLOSED - KEPT) / 1000
+
+
+def connections_of(participant: Participant) -> Connections:
+    """Return a new book of the connections of a server of this participant."""
+    limits = participant.config.limits
+    return Connections(within_descriptors(limits.max_connections), limits.max_silence_ms / 1000)
 
 
 async def drain(participant: Participant, callers: Callable[[], bool] | None = None) -> None:
@@ -126,12 +145,38 @@ async def drain(participant: Participant, callers: Callable[[], bool] | None = N
         await participant.wait_move(min(deadline, clock.now() + LOOK_S))
 
 
+def leave(code: int) -> NoReturn:
+    """End this process now, with what it has written flushed.
+
+    Taking the interpreter apart would cost time out of the grace that nothing bounds, for what a kill may take as well.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def end_after(seconds: float) -> None:
+    """End this process with exit code 0 after so many seconds, from a thread that nothing else holds up.
+
+    What is durable by then is as it would be after a kill; nothing else is lost that way.
+    """
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(0)
+
+    threading.Thread(target=end, name="grace", daemon=True).start()
+
+
 async def serve_until_terminated(
     server: Server, signals: Signals | None = None, *, callers: Callable[[], bool] | None = None
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and stop; a second SIGINT stops at once.
 
-    Afterwards the process is to end (CKPT-SEC-021, CKPT-SEC-025): it hears no signal any more.
+    Afterwards the process is to end (CKPT-SEC-025): it hears no signal any more, and is ended with exit code 0 when its
+    grace is nearly over, even if the loop does not turn or a thread does not return (CKPT-SEC-021).
 
     Args:
         server: a listening server.
@@ -140,6 +185,7 @@ async def serve_until_terminated(
     """
     signals = signals or Signals()
     await signals.told.wait()
+    end_after(server.participant.config.limits.shutdown_grace_ms * ENDED / 1000)
     draining = asyncio.ensure_future(server.drain(callers))
     hurrying = asyncio.ensure_future(signals.hurried.wait())
     await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)

@@ -16,30 +16,72 @@ import tempfile
 from pathlib import Path
 
 from reference_gym.participant.artifacts import MANIFEST, Durable
-from reference_gym.participant.errors import ArgumentConflict, NotFound
+from reference_gym.participant.config import Limits
+from reference_gym.participant.errors import ArgumentConflict, InsufficientStorage, NotFound
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1024 * 1024
 
 
-class Upload:
-    """One file that is being received; ``finish`` makes it appear whole."""
+class Room:
+    """How much is uploaded, and how much may be; an upload that is under way counts as far as it has come.
 
-    def __init__(self, directory: Path, name: str) -> None:
-        descriptor, path = tempfile.mkstemp(prefix=".upload-", dir=directory)
+    Args:
+        most: files.
+        most_bytes: their bytes together.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self.count = self.size = 0
+
+    def take(self, count: int, size: int) -> None:
+        """Count more; raises ``InsufficientStorage`` (CKPT-ART-015)."""
+        if self.count + count > self._most or self.size + size > self._most_bytes:
+            raise InsufficientStorage("as much is uploaded as is kept; a restore frees it")
+        self.count += count
+        self.size += size
+
+    def give_back(self, count: int, size: int) -> None:
+        """Count less."""
+        self.count -= count
+        self.size -= size
+
+
+class Upload:
+    """One file that is being received; ``finish`` makes it appear whole, ``abandon`` is called in any case.
+
+    Args:
+        directory: of its cut; made if it is missing, and removed if it stays empty.
+        name: under which the file appears.
+        room: where it is counted.
+    """
+
+    def __init__(self, directory: Path, name: str, room: Room) -> None:
+        room.take(1, 0)
+        self._room = room
+        self._counted = 1
+        self.size = 0
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            descriptor, path = tempfile.mkstemp(prefix=".upload-", dir=directory)
+        except OSError:
+            room.give_back(1, 0)
+            raise
         self._file = os.fdopen(descriptor, "wb")
         self._path = Path(path)
         self._target = directory / name
-        self.size = 0
+        self._kept = False
 
     def write(self, data: bytes) -> None:
-        """Take the next piece."""
+        """Take the next piece; raises ``InsufficientStorage``."""
+        self._room.take(0, len(data))
         self.size += len(data)
         self._file.write(data)
 
     def finish(self, durable: Durable) -> None:
-        """Make the file appear under its name.
+        """Make the file appear under its name; runs on a thread.
 
         Raises:
             ArgumentConflict: other bytes are held under that name (CKPT-ART-008).
@@ -49,18 +91,22 @@ class Upload:
         self._file.close()
         try:
             os.link(self._path, self._target)
+            self._kept = True
         except FileExistsError:
             if not _same(self._path, self._target):
                 raise ArgumentConflict(f"other bytes are held under {self._target.name}") from None
-        finally:
-            self.abandon()
         durable.sync_dir(self._target.parent)
 
     def abandon(self) -> None:
-        """Leave nothing."""
+        """Leave nothing but what has appeared."""
         with contextlib.suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
+        if not self._kept and self._counted:
+            self._room.give_back(self._counted, self.size)
+            self._counted = 0
+            with contextlib.suppress(OSError):  # It holds other files, or is gone.
+                self._target.parent.rmdir()
 
 
 class Staging:
@@ -68,13 +114,16 @@ class Staging:
 
     Args:
         root: created if it is missing.
+        limits: how much may be uploaded.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, limits: Limits) -> None:
         self._cuts = root.resolve() / "cuts"
         self._uploads = root.resolve() / "uploads"
         for directory in (self._cuts, self._uploads):
             directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self._limits = limits
+        self._room = self._measured()
 
     def begin(self, kept: str | None = None) -> None:
         """Remove what an earlier process left, but for the cut that it had committed last.
@@ -83,7 +132,7 @@ class Staging:
             kept: the id of that cut, where the incarnation is kept; None removes everything.
         """
         if kept is None:
-            _empty(self._uploads)
+            self.forget_uploads()
         for entry in self._cuts.iterdir():
             if entry.name != kept:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -100,10 +149,8 @@ class Staging:
         return uploads if uploads.is_dir() else self._cuts / checkpoint_id
 
     def begin_upload(self, checkpoint_id: str, name: str) -> Upload:
-        """Begin to receive a file of a cut."""
-        directory = self._uploads / checkpoint_id
-        directory.mkdir(mode=0o700, exist_ok=True)
-        return Upload(directory, name)
+        """Begin to receive a file of a cut; raises ``InsufficientStorage``."""
+        return Upload(self._uploads / checkpoint_id, name, self._room)
 
     def find(self, checkpoint_id: str, name: str) -> Path:
         """Return the path of a committed or uploaded file.
@@ -125,6 +172,14 @@ class Staging:
     def forget_uploads(self) -> None:
         """Remove the uploads, because a restore has ended."""
         _empty(self._uploads)
+        self._room = self._measured()  # What is under way still gives back to the one before.
+
+    def _measured(self) -> Room:
+        room = Room(self._limits.max_artifacts, self._limits.max_artifacts_bytes)
+        for path in self._uploads.rglob("*"):
+            if path.is_file():
+                room.give_back(-1, -path.stat().st_size)
+        return room
 
 
 def _empty(directory: Path) -> None:

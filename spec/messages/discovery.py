@@ -104,6 +104,10 @@ class ParticipantLimits(Response):
     max_live_rollouts: Annotated[int, Field(ge=1, le=MAX_LIST)]
     shutdown_grace_ms: Milliseconds
     policy_retry_ms: Milliseconds
+    max_connections: Absent[Limit] = None
+    max_silence_ms: Absent[Limit] = None
+    max_artifacts: Absent[Limit] = None
+    max_artifacts_bytes: Absent[Limit] = None
 
 
 class Capabilities(Response):
