@@ -21,7 +21,6 @@ from reference_gym.participant.config import Limits
 from reference_gym.participant.core import Caller
 from reference_gym.participant.errors import (
     AdmissionClosed,
-    DeadlineExceeded,
     Internal,
     InvalidRequest,
     PayloadTooLarge,
@@ -120,7 +119,7 @@ async def arriving(body: Body, silence_s: float) -> AsyncIterator[bytes]:
         silence_s: for how long nothing of it may come, and by how much it may be slower than ``SLOWEST``, in seconds.
 
     Raises:
-        DeadlineExceeded: it does not arrive in time.
+        Unavailable: it does not arrive in time.
     """
     now = asyncio.get_running_loop().time
     began, size = now(), 0
@@ -131,7 +130,7 @@ async def arriving(body: Body, silence_s: float) -> AsyncIterator[bytes]:
             async with asyncio.timeout_at(deadline):
                 piece = await anext(pieces, None)
         except TimeoutError as error:
-            raise DeadlineExceeded("the body does not arrive in time") from error
+            raise Unavailable("the body does not arrive in time") from error
         if piece is None:
             return
         size += len(piece)
@@ -144,7 +143,7 @@ async def read_body(request: Request, body: Body, limits: Limits) -> bytes:
     Raises:
         PayloadTooLarge: it is longer than ``max_body_bytes``, whether its length was declared or not.
         UnsupportedMediaType: it is no JSON, or in a content coding.
-        DeadlineExceeded: it does not arrive in time.
+        Unavailable: it does not arrive in time.
     """
     limit, silence_s = limits.max_body_bytes, limits.max_silence_ms / 1000
     require_size(request, limit)

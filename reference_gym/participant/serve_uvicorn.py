@@ -128,7 +128,12 @@ class _Connection(H11Protocol, Connection):
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             with connections.serving(self):
-                await inner(scope, receive, send)
+                try:
+                    await inner(scope, receive, send)
+                except asyncio.CancelledError:
+                    if not server.should_exit:
+                        raise
+                    self._forget_request()  # Broken off because the process ends: no failure to be logged.
 
         self.app = counted
 
@@ -148,7 +153,10 @@ class _Connection(H11Protocol, Connection):
                 http_bytes(self._participant, InvalidRequest("this is not HTTP as it is accepted here"))
             )
         self.transport.close()
+        self._forget_request()
+
+    def _forget_request(self) -> None:
+        """Let nothing more be answered to the present request: it is as if the client had gone."""
         if self.cycle is not None:
-            # Its application must not answer any more: it is as if the client had gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()

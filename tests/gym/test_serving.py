@@ -30,6 +30,8 @@ from tests.gym.running import (
 from tests.gym.stubs import BOUND_S, PolicyStub, WorldStub, until, until_async
 
 SECRETS = (CONTROL_TOKEN, DATA_TOKEN, POLICY_TOKEN)
+TOLERANCE_S = 1.0
+"""What a loaded machine may add; a wait that was forgotten adds far more."""
 PROBE = {"rollout_id": "r", "attempt": 0, "turn": 1, "request_id": "r/1/1", "effects_done": None}
 
 
@@ -53,11 +55,12 @@ async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         await until(lambda: not any(alive(pid) for pid in gym.pids), "the children are gone")
 
 
-async def test_a_crashed_child_comes_back_at_its_address(tmp_path: Path) -> None:
-    """A participant that was killed is started again, listens at the same port, and is announced with its new pid."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+async def test_a_child_that_ended_comes_back_at_its_address(tmp_path: Path, number: signal.Signals) -> None:
+    """A participant that was killed, or told to stop by itself, is started again at its port, and announced anew."""
     async with gym_at(tmp_path, "three") as gym:
         (victim,) = [each for each in gym.announced["participants"] if each["role"] == "model"]
-        os.kill(victim["pid"], signal.SIGKILL)
+        os.kill(victim["pid"], number)
 
         async def back() -> bool:
             try:
@@ -80,6 +83,79 @@ async def test_sigterm_with_an_open_long_poll_ends_with_0(processes: str, tmp_pa
         assert 0 == await gym.term()
         assert not any(alive(pid) for pid in gym.pids)
         await asyncio.gather(poll, return_exceptions=True)
+
+
+@pytest.mark.parametrize("processes", FORMS)
+async def test_a_busy_gym_ends_within_its_grace(processes: str, tmp_path: Path) -> None:
+    """C70: prepared, with a live rollout and connections of each kind; the command itself ends in time, with 0."""
+    grace_s = 2.0
+    limits = {"shutdown_grace_ms": int(grace_s * 1000)}
+    async with gym_at(tmp_path, processes, limits=limits) as gym, PolicyStub([]) as policy:
+        policy.hold("r", 1)
+        await gym.begin_rollout("r", task_of(), policy.address)
+        await until(lambda: policy.asked, "the policy was asked")
+        await gym.prepare(gym.next_id())
+        port = int(gym.url("agent").rpartition(":")[2])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        held[1][1].write(b"GET /half")
+        held[2][1].write(f"POST {wire.PREFIX}/acks HTTP/1.1\r\nHost: gym\r\nContent-Length: 9\r\n\r\n{{".encode())
+        poll = asyncio.create_task(gym.results(wait_ms=30_000))
+        await until_async(lambda: prepared(gym), "it serves")
+        told = asyncio.get_running_loop().time()
+        assert 0 == await gym.term()
+        took = asyncio.get_running_loop().time() - told
+        assert grace_s * 0.7 < took < grace_s + TOLERANCE_S
+        assert {} == await poll, "the long poll was answered"
+        for _, writer in held:
+            writer.close()
+        policy.release("r", 1)
+
+
+async def prepared(gym: RunningGym) -> bool:
+    """Whether the agent is prepared, and answers."""
+    return bool((await gym.raw("agent", "GET", "/checkpoint"))["phase"] == "prepared")
+
+
+@pytest.mark.parametrize("processes", FORMS)
+async def test_few_descriptors_fill_no_log_and_keep_nobody_out(processes: str, tmp_path: Path) -> None:
+    """CKPT-SEC-028: a stranger holds more connections than there are descriptors; a controller is still served."""
+    gym = RunningGym(tmp_path, processes)
+    command = gym.command
+    limited = 'ulimit -n 56 && exec "$0" "$@"'
+    gym.command = lambda: ["sh", "-c", limited, *command()]  # type: ignore[method-assign]  # one command for one test
+    try:
+        await gym.start()
+        await gym.adopt()
+        port = int(gym.url("agent").rpartition(":")[2])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(80)]
+        for _ in range(3):
+            assert await serves(gym)
+        for _, writer in held:
+            writer.close()
+        assert await serves(gym)
+        assert 0 == await gym.term()
+    finally:
+        await gym.close()
+    lines = [json.loads(line) for line in gym.log_file.read_text().splitlines()]
+    assert [] == [line for line in lines if "exception" in line]
+    assert len([line for line in lines if line["level"] != "info"]) <= len(gym.roles)
+
+
+@pytest.mark.parametrize("processes", FORMS)
+async def test_one_token_for_both_planes_is_warned_of_once(processes: str, tmp_path: Path) -> None:
+    """CKPT-SEC-008: it serves, says so at its start, and does not say the token."""
+    gym = RunningGym(tmp_path, processes)
+    command = gym.command
+    gym.command = lambda: ["env", "-u", "GYM_CHECKPOINT_DATA_TOKEN", *command()]  # type: ignore[method-assign]  # likewise
+    try:
+        await gym.start()
+        assert await serves(gym)
+        await gym.term()
+    finally:
+        await gym.close()
+    text = gym.log_file.read_text()
+    assert 1 == text.count("WARNING: one token for both planes")
+    assert CONTROL_TOKEN not in text
 
 
 @pytest.mark.parametrize("processes", FORMS)
