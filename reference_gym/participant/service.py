@@ -236,6 +236,7 @@ class Participant(Commits):
             await asyncio.to_thread(upload.finish, self._durable)
         except OSError as error:
             raise write_error(error) from error
+        failpoints.reach("upload.finished")
         self.machine = self.machine.used()
 
     def _staging(self) -> Staging:
