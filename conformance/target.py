@@ -330,9 +330,13 @@ class ProcessTarget(Target):
         """Send SIGKILL to every process of the Gym and wait for the end."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> None:
-        """Send SIGSTOP to every process of the Gym."""
-        self._signal(signal.SIGSTOP)
+    def stop(self, participant: str | None = None) -> None:
+        """Send SIGSTOP to every process of the Gym, or to that of one participant alone."""
+        if participant is None:
+            self._signal(signal.SIGSTOP)
+        for endpoint in self._announced:
+            if endpoint.name == participant and endpoint.pid is not None:
+                os.kill(endpoint.pid, signal.SIGSTOP)
 
     def cont(self) -> None:
         """Send SIGCONT to every process of the Gym."""

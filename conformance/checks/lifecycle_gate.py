@@ -302,12 +302,12 @@ def a_running_verification_blocks(case: Case) -> None:
 @check("CKPT-GATE-016", profile="checkpoint", features=COMMON, budget="default")
 def budgets_stop_while_parked(case: Case) -> None:
     """C28: a rollout that is parked for longer than its whole budget has not used it up."""
-    rollout = case.start_at(1, episode_ms=1500)
+    rollout = case.start_at(1, episode_ms=case.patience.ms(1_000))
     open_id = case.controller.next_id()
     prepare_everywhere(case, open_id)
     case.release(rollout)
-    case.step("keep it parked for 2 s")
-    case.patience.pause(2.0)
+    case.step("keep it parked for longer than its budget")
+    case.patience.pause(case.patience.seconds(1.2))
     for p in case.gym.participants:
         case.controller.abort(p, open_id)
     case.body(rollout, "CKPT-GATE-016")

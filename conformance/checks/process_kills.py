@@ -8,7 +8,7 @@ import contextlib
 from conformance.case import Case, Rollout
 from conformance.checks.process import rediscover, rediscover_quietly
 from conformance.checks.snapshots_sources import verifies
-from conformance.controller import Json
+from conformance.controller import Json, Participant
 from conformance.cuts import committed_at, prepared_at, restore_cut, restored_at, take_cut, target_for
 from conformance.errors import Lost, NotOffered
 from conformance.gym import Gym
@@ -47,13 +47,15 @@ KEPT = (
     profile="checkpoint",
     level=1,
     features=COMMON,
+    world=True,
     storage=True,
     budget="default",
 )
 def a_kill_in_every_phase(case: Case) -> None:
-    """C25: killed while idle, prepared, committed, restored, on its own data: idle, open; all kept, or a new life."""
+    """C25: killed while preparing, prepared, committed, restored: idle and open; everything kept, or a new life."""
     fenced = case.new_id("fenced")
-    for phase in ("idle", "prepared", "committed", "restored"):
+    lives = set[str]()
+    for phase in ("preparing", "prepared", "committed", "restored"):
         case.new_controller(phase)
         case.controller.retire(case.agent, {fenced: 4})
         rollout = case.start_at(1)
@@ -73,11 +75,13 @@ def a_kill_in_every_phase(case: Case) -> None:
             incarnation, old = before[p.name]
             if p.capabilities["incarnation"] == incarnation:
                 _kept(case, phase, open_id, old, status)
-                case.leave_out("it kept its incarnation", "CKPT-ID-027", "CKPT-ID-028")
+                lives.add("kept")
             else:
                 _new_life(case, status)
-                case.leave_out("it took a new incarnation", *KEPT)
-        agent_kept = case.agent.capabilities["incarnation"] == before[case.agent.name][0]
+                lives.add("new")
+        case.world.release_all()
+        kept_by = {p.name for p in case.gym.participants if p.capabilities["incarnation"] == before[p.name][0]}
+        agent_kept = case.agent.name in kept_by
         if agent_kept:
             # Turn 2 had been asked: what its question depends on was on disk before it left.
             kept = case.row(rollout)["turns_done"] if phase != "restored" else 1
@@ -88,14 +92,18 @@ def a_kill_in_every_phase(case: Case) -> None:
         if phase == "restored":
             live = case.agent.status()["counts"]["live"]
             case.equal(0, live, "what was installed is discarded", "CKPT-PHASE-014")
-        if agent_kept and phase != "restored" and "turn-recovery" in case.gym.profiles:
+        if len(kept_by) == len(before) and phase != "restored" and "turn-recovery" in case.gym.profiles:
             case.body(rollout, "CKPT-PHASE-015")
             case.equal(1, case.witness.completed(rollout.rollout_id, 1), "turn 1 was not redone", "CKPT-PHASE-015")
+    if "kept" not in lives:
+        case.leave_out("it took a new incarnation", *KEPT)
+    if "new" not in lives:
+        case.leave_out("it kept its incarnation", "CKPT-ID-027", "CKPT-ID-028")
 
 
-def _open(case: Case, phase: str) -> str | None:
-    if phase == "idle":
-        return None
+def _open(case: Case, phase: str) -> str:
+    if phase == "preparing":
+        return _preparing_at(case, case.agent)
     if phase == "prepared":
         return prepared_at(case, case.agent)
     if phase == "committed":
@@ -103,15 +111,27 @@ def _open(case: Case, phase: str) -> str | None:
     return restored_at(case, case.agent)
 
 
-def _kept(case: Case, phase: str, open_id: str | None, old: Json, status: Json) -> None:
+def _preparing_at(case: Case, p: Participant) -> str:
+    """Open a checkpoint that an effect keeps from being prepared, and return its id."""
+    rollout_id, open_id = case.new_id("slow"), case.controller.next_id()
+    effect = case.world.hold("slow", rollout_id=rollout_id)
+    case.start(script([world("slow")], "done"), rollout_id=rollout_id)
+    effect.wait_begun()
+    reply = case.accepted(case.controller.prepare(p, open_id, timeout_ms=1), "prepare")
+    case.equal("preparing", reply["phase"], "an effect keeps it from being prepared")
+    return open_id
+
+
+def _kept(case: Case, phase: str, open_id: str, old: Json, status: Json) -> None:
     """Judge a participant that kept its incarnation."""
     case.equal(old["controller"], status["controller"], "the adopted pair", "CKPT-CTRL-007")
-    if open_id is None or old["checkpoint_id"] != open_id:
+    if old["checkpoint_id"] != open_id:
         got = status["last"]["checkpoint_id"] if status["last"] else None
         wanted = old["last"]["checkpoint_id"] if old["last"] else None
         case.equal(wanted, got, "last", "CKPT-CKID-010")
         return
     key, ended_as = {
+        "preparing": ("CKPT-PHASE-009", "failed"),
         "prepared": ("CKPT-PHASE-009", "failed"),
         "committed": ("CKPT-PHASE-011", "committed"),
         "restored": ("CKPT-PHASE-013", "aborted"),

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import time
+
 from conformance.case import Case, Rollout
 from conformance.cuts import (
     Cut,
     restore_cut,
+    resume_everywhere,
     take_cut,
 )
+from conformance.errors import NotOffered
 from conformance.registry import check
 from conformance.script import add, grow, refuse, script, world
 from spec import wire as names
 
 COMMON = ("conformance",)
+BUDGET_MS = 1_000
 LONG = script(
     add(5),
     [add(-3), world("a"), refuse()],
@@ -202,16 +207,48 @@ def a_turn_that_was_open_is_in_the_cut_whole(case: Case) -> None:
 
 @check(
     "CKPT-GATE-017",
+    "CKPT-GATE-016",
+    "CKPT-ROLL-037",
     profile="turn-recovery",
     features=COMMON,
+    world=True,
     storage=True,
 )
-def budgets_stop_between_cut_and_restore(case: Case) -> None:
-    """C28: time between the cut and the resume of its restore does not count against a rollout's budget."""
-    rollout = case.start_at(1, episode_ms=1500)
-    cut = take_cut(case)
-    case.step("2 s pass before the cut is restored")
-    case.patience.pause(2.0)
-    restore_cut(case, cut)
-    case.release(rollout)
-    case.body(rollout, "CKPT-GATE-017")
+def a_budget_goes_on_where_it_stopped(case: Case) -> None:
+    """C28: a part is spent, then parked and restored for longer than the whole: exactly the rest is left."""
+    budget = case.patience.ms(BUDGET_MS) / 1000
+    rollout_id = case.new_id()
+    hold = case.witness.hold(rollout_id, 2)
+    with case.world.hold("slow", rollout_id=rollout_id) as effect:
+        begun = time.monotonic()
+        rollout = case.start(script(world("slow"), "done"), rollout_id=rollout_id, episode_ms=round(budget * 1000))
+        effect.wait_begun()
+        case.patience.pause(budget / 2)  # From here on its budget runs for certain.
+    hold.wait_asked()
+    cut = take_cut(case, resume=False)
+    spent = time.monotonic() - begun
+    if spent >= budget:
+        raise NotOffered("everything takes too long to tell what is left of a budget")
+    case.step(
+        f"at most {spent:.2f} of {budget:g} s are spent; as much as the whole passes while it is parked, and restored"
+    )
+    case.patience.pause(budget / 2)
+    resumed = _resume_much_later(case, cut, budget / 2)
+    failure = case.failure(rollout, "CKPT-ROLL-037")
+    left = time.monotonic() - resumed
+    case.equal("episode_timeout", failure["kind"], "how it ends while the policy thinks on", "CKPT-ROLL-037")
+    took = f"{left:.2f} s"
+    case.true(left > (budget - spent) / 2, "the pause cost nothing", "CKPT-GATE-017", "CKPT-GATE-016", got=took)
+    most = budget / 2 + case.patience.seconds(0.35)
+    case.true(left < most, "what was spent stays spent", "CKPT-GATE-017", got=took)
+
+
+def _resume_much_later(case: Case, cut: Cut, pause: float) -> float:
+    """Restore a cut, let time pass before the resume, and return when it was resumed."""
+    for p in case.gym.participants:
+        case.accepted(case.controller.abort(p, cut.checkpoint_id), "abort")
+    restore_cut(case, cut, resume=False)
+    case.patience.pause(pause)
+    open_id = case.agent.status()["checkpoint_id"]
+    resume_everywhere(case, open_id)
+    return time.monotonic()

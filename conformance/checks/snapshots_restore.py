@@ -133,7 +133,9 @@ def a_restore_that_disagrees_with_its_source_is_refused(case: Case) -> None:
         before = a.get_results()["feed"]
         reply = case.controller.restore(a, checkpoint_id, part.source(cut.checkpoint_id), **lists)
         case.refused(reply, "state_mismatch", what, key)
-        case.true(reply.json.get("rollouts"), "the problem names rollouts", "CKPT-ERR-020", got=reply.brief)
+        named = [row["rollout_id"] for row in reply.json.get("rollouts", [])]
+        listed_ids = [row["rollout_id"] for row in (*lists.get("rollouts", []), *lists.get("results", []))]
+        case.equal(listed_ids, named, "the rollouts that the problem names", "CKPT-ERR-020")
         _as_before(case, checkpoint_id, before, [rollout, other])
     source = {**part.source(cut.checkpoint_id), "checkpoint_id": f"{case.controller.epoch}-999"}
     reply = case.controller.restore(a, case.controller.next_id(), source)
