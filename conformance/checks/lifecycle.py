@@ -20,7 +20,7 @@ from conformance.cuts import (
     restored_at,
     target_for,
 )
-from conformance.errors import LostReply, NotOffered
+from conformance.errors import Failed, LostReply, NotOffered
 from conformance.registry import check
 from conformance.script import grow, script
 from conformance.wire import Fault
@@ -173,10 +173,16 @@ def a_lease_ends_by_itself(case: Case) -> None:
     lease_ms = max(p.limit("min_lease_ms") for p in case.gym.participants)
     if lease_ms > case.patience.ms(10_000):
         raise NotOffered(f"the shortest lease is {lease_ms} ms")
-    for phase, ended_as, key in (
-        ("prepared", "expired", "CKPT-LEASE-009"),
-        ("committed", "committed", "CKPT-LEASE-012"),
-        ("restored", "expired", "CKPT-LEASE-013"),
+    lower = Controller("aaa", max(1, case.controller.epoch - 1))
+    knocking: dict[str, Callable[[Participant], object]] = {
+        "CKPT-LEASE-005": lambda p: (lower.abort(p, f"{lower.epoch}-0"), case.controller.adopt(p)),
+        "CKPT-LEASE-006": lambda p: None,
+        "CKPT-LEASE-007": lambda p: case.controller.retire(p, {}),
+    }
+    for phase, ended_as, key, knocks in (
+        ("restored", "expired", "CKPT-LEASE-013", "CKPT-LEASE-006"),
+        ("prepared", "expired", "CKPT-LEASE-009", "CKPT-LEASE-005"),
+        ("committed", "committed", "CKPT-LEASE-012", "CKPT-LEASE-007"),
     ):
         open_id = case.controller.next_id()
         asked = {}
@@ -190,30 +196,42 @@ def a_lease_ends_by_itself(case: Case) -> None:
                 if phase == "committed":
                     target, _ = target_for(case, p, open_id)
                     case.accepted(case.controller.commit(p, open_id, target), "commit")
-        case.step(f"say nothing in phase {phase}, poll the status, and let a lower controller knock")
+        case.step(f"in phase {phase} poll the status, and {KNOCKS[knocks]}")
         for p in case.gym.participants:
-            _watch_lease_end(case, p, asked[p.name], lease_ms, open_id, ended_as, key)
+            _await_lease_end(case, p, lease_ms, functools.partial(knocking[knocks], p), knocks, key)
+            passed = (time.monotonic() - asked[p.name]) * 1000
+            got = f"{passed:.0f} of {lease_ms} ms"
+            case.true(passed >= lease_ms - CLOCK_SLACK_MS, "not before its end", key, got=got)
+            status = p.status()
+            case.equal("open", status["gate"], "the gate is open", key, "CKPT-LEASE-011")
+            last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
+            case.equal((open_id, ended_as), last, "how it ended", key)
 
 
-def _watch_lease_end(
-    case: Case, p: Participant, asked: float, lease_ms: int, open_id: str, ended_as: str, key: str
+KNOCKS = {
+    "CKPT-LEASE-005": "send calls that are refused: of a lower controller, and with a lower id",
+    "CKPT-LEASE-006": "send nothing else",
+    "CKPT-LEASE-007": "send an empty retire, which names no checkpoint",
+}
+
+
+def _await_lease_end(
+    case: Case, p: Participant, lease_ms: int, knock: Callable[[], object], knocks: str, key: str
 ) -> None:
-    lower = Controller("aaa", max(1, case.controller.epoch - 1))
+    """Knock until the lease has ended; if it has not in time, see whether it ends in silence, and blame accordingly."""
 
     def over() -> bool:
-        case.controller.retire(p, {})
-        lower.abort(p, f"{lower.epoch}-0")
+        knock()
         return bool(p.status()["phase"] == "idle")
 
     bound = lease_ms / 1000 / case.patience.scale + 3
-    silent = ("CKPT-LEASE-005", "CKPT-LEASE-006", "CKPT-LEASE-007")
-    case.until(over, f"the gate of {p.name} opens when the lease ends", key, *silent, within_s=bound)
-    passed = (time.monotonic() - asked) * 1000
-    case.true(passed >= lease_ms - CLOCK_SLACK_MS, "not before its end", key, got=f"{passed:.0f} of {lease_ms} ms")
-    status = p.status()
-    case.equal("open", status["gate"], "the gate is open", key, "CKPT-LEASE-011")
-    last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
-    case.equal((open_id, ended_as), last, "how it ended", key)
+    try:
+        case.until(over, f"the gate of {p.name} opens when the lease ends", within_s=bound)
+    except Failed as error:
+        case.step("say nothing for one and a half leases")
+        case.patience.pause(1.5 * lease_ms / 1000)
+        error.requirements = (knocks,) if p.status()["phase"] == "idle" else (key,)
+        raise
 
 
 @check(
