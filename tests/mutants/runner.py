@@ -14,11 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -91,19 +93,42 @@ def run(plan: Plan) -> int:
         return 2
     chosen = [mutant for name, mutant in known.items() if not plan.only or name in plan.only]
     jobs = _jobs(chosen, plan)
-    runs = run_all(jobs, plan)
-    controls = [found for job, found in zip(jobs, runs, strict=True) if job.name == CLEAN]
-    clean = {finding.check for control in controls for finding in control.found or ()}
-    rows = [
-        (mutant, found, judge(mutant, found.found or (), clean))
-        for mutant, found in zip(chosen, runs[len(controls) :], strict=True)
-    ]
-    summary = telling.summary(controls, rows, plan)
-    plan.output.mkdir(parents=True, exist_ok=True)
-    (plan.output / "mutants.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    commit = _commit()
+    runs = run_all(jobs, plan, lambda done: _tell(chosen, done, plan, commit, complete=False))
+    summary, controls, rows = _tell(chosen, runs, plan, commit, complete=True)
     telling.print_table(console, controls, rows, summary["seconds"])
     green = all(control.exit_code == 0 for control in controls)
     return 0 if green and not summary["survivors"] and not summary["collateral"] else 1
+
+
+def _tell(
+    chosen: Sequence[Mutant], runs: Sequence[Run], plan: Plan, commit: str | None, *, complete: bool
+) -> tuple[dict[str, Any], list[Run], list[telling.Row]]:
+    """Judge what has run, and write `mutants.json`: after each run, so that one that is cut short has told something."""
+    by_name = {found.name: found for found in runs}
+    controls = [found for name, found in by_name.items() if name in (CLEAN, f"{CLEAN}-log")]
+    clean = {finding.check for control in controls for finding in control.found or ()}
+    rows = [
+        (mutant, found, judge(mutant, found.found or (), clean))
+        for mutant in chosen
+        if (found := by_name.get(mutant.name)) is not None
+    ]
+    summary = {"commit": commit, "complete": complete, **telling.summary(controls, rows, plan)}
+    plan.output.mkdir(parents=True, exist_ok=True)
+    (plan.output / "mutants.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary, controls, rows
+
+
+def _commit() -> str | None:
+    """Return the commit that is checked out, with a mark if the working tree differs; None outside of a repository."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() or None
 
 
 def _jobs(chosen: Iterable[Mutant], plan: Plan) -> list[Job]:
@@ -119,13 +144,22 @@ def _jobs(chosen: Iterable[Mutant], plan: Plan) -> list[Job]:
     return [*controls, *(Job(mutant.name, mutant.log, selection([mutant])) for mutant in chosen)]
 
 
-def run_all(jobs: Sequence[Job], plan: Plan) -> list[Run]:
-    """Run the suite on each of these Gyms, `plan.jobs` at a time, in their order."""
-    checks = registry.all_checks()
+def run_all(jobs: Sequence[Job], plan: Plan, on_run: Callable[[Sequence[Run]], object]) -> list[Run]:
+    """Run the suite on each of these Gyms, `plan.jobs` at a time, in their order.
+
+    Args:
+        jobs: what is run.
+        plan: how.
+        on_run: called with all runs so far, after each.
+    """
+    checks, lock, done = registry.all_checks(), threading.Lock(), list[Run]()
 
     def one(job: Job) -> Run:
         found = run_one(job, plan, checks=checks)
-        telling.print_progress(console, found)
+        with lock:
+            done.append(found)
+            telling.print_progress(console, found)
+            on_run(done)
         return found
 
     with ThreadPoolExecutor(max_workers=max(1, plan.jobs)) as pool:
