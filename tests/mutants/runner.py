@@ -104,7 +104,7 @@ def run(plan: Plan) -> int:
 def _tell(
     chosen: Sequence[Mutant], runs: Sequence[Run], plan: Plan, commit: str | None, *, complete: bool
 ) -> tuple[dict[str, Any], list[Run], list[telling.Row]]:
-    """Judge what has run, and write `mutants.json`: after each run, so that one that is cut short has told something."""
+    """Judge what has run and write `mutants.json`, after each run: one that is cut short has told something."""
     by_name = {found.name: found for found in runs}
     controls = [found for name, found in by_name.items() if name in (CLEAN, f"{CLEAN}-log")]
     clean = {finding.check for control in controls for finding in control.found or ()}
