@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from typing import Final
@@ -88,6 +89,7 @@ def hit(name: str) -> None:
     if action == "raise":
         raise FailpointReached(name)
     if action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this very thread: a signal to the process stops it a moment later, when this thread may be past the point.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return
     time.sleep(DELAY_S)

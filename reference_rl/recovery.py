@@ -122,7 +122,14 @@ class Recovery:
         report.dropped = sorted(rollback.dropped)
         await self._restore_all(restored, fresh, rollback, report)
         for gym in adopted:
-            report.gyms.append(await self._living.adopt(gym))
+            try:
+                report.gyms.append(await self._living.adopt(gym))
+            except GymError as error:
+                if not error.retryable and error.code != "stale_incarnation":
+                    raise
+                # It died since it was discovered: it is away, and recovered like any Gym that is lost later on.
+                self._events.emit("gym_away", gym=gym.alias, reason=str(error))
+                continue
             await self._ledger.do(transitions.record_incarnations, gym.alias, gym.incarnations())
         await self.delete_unreferenced_rows()
         return report

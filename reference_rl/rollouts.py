@@ -87,6 +87,7 @@ class RolloutManager:
         self._unreachable_since: dict[str, float] = {}
         self._settling: asyncio.Lock = asyncio.Lock()
         self._rewind = False
+        self._taking: list[asyncio.Task[list[Settled]]] = []
 
     def lose(self) -> None:
         """Say that the Gym is not the known one any more: :meth:`run` returns and nothing more is sent."""
@@ -111,7 +112,10 @@ class RolloutManager:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             lost.cancel()
-        for result in results:
+            # A page that is being settled is settled to its end: what it owes is seen by whoever comes next.
+            taken = await asyncio.gather(*self._taking, return_exceptions=True)
+            self._taking = []
+        for result in (*results, *taken):
             if isinstance(result, Exception):
                 raise result
 
@@ -233,7 +237,9 @@ class RolloutManager:
                 continue
             after = page.next
             if page.results:
-                await asyncio.shield(self.take_page([read_result(entry) for entry in page.results]))
+                taking = asyncio.create_task(self.take_page([read_result(entry) for entry in page.results]))
+                self._taking = [taking]
+                await asyncio.shield(taking)
 
     async def take_page(self, page: Sequence[ServedResult]) -> list[Settled]:
         """Settle one page of results: saved or surplus, and an ACK owed for each."""
