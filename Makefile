@@ -40,9 +40,10 @@ mutants: $(STAMP)  ## Every broken Gym against the suite, and the clean one as c
 crash-matrix: $(STAMP)  ## SIGKILL of every process at every named step, singly and in pairs: build/crash-matrix.json (at most 60 minutes)
 	@timeout 3600 $(BIN)/python -m tests.crash_matrix --minutes 55 $(ARGS)
 
-soak: $(STAMP)  ## Many rollouts under kills at random instants, then random kills of the demo (at most 60 minutes)
-	@timeout 2400 $(BIN)/python -m tests.crash_matrix.soak --minutes 30 $(ARGS)
-	@timeout 1200 $(BIN)/python -m reference_rl.demo --siblings 6 --turns 30 --chaos 20 --out build/soak/demo
+soak: $(STAMP)  ## Many rollouts under kills at random instants, without and with a log, then random kills of the demo (at most 60 minutes)
+	@timeout 1260 $(BIN)/python -m tests.crash_matrix.soak --minutes 15 $(ARGS)
+	@timeout 1260 $(BIN)/python -m tests.crash_matrix.soak --minutes 15 --log $(ARGS)
+	@timeout 1080 $(BIN)/python -m reference_rl.demo --siblings 6 --turns 30 --chaos 20 --out build/soak/demo
 
 lock:  ## Write the lock file anew; needs uv on the PATH
 	uv pip compile --universal --generate-hashes --no-header --no-emit-index-url --no-annotate \

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,26 +19,50 @@ import aiohttp
 import yaml
 
 from spec import durable
-from tests.crash_matrix.forks import Forked, ForkServer
+from tests.crash_matrix.cells import ONE, ROLES
+from tests.crash_matrix.forks import ARMED_VARIABLE, HITS_VARIABLE, POINT_VARIABLE, Forked, ForkServer
 from tests.crash_matrix.policy import MatrixPolicy
 from tests.rl.harness import events_of, until
 from tests.rl.processes import TOKENS
 
-BOUND_S = 60.0
-ROLES = ("agent", "model", "resources")
+BOUND_S = 120.0
+"""How long anything in a cell may take before it counts as hanging, in seconds: 2 cores under load are slow."""
+
 ENDED = "Z"
 STOPPED = "T"
+NOBODY: Mapping[str, str] = {}
+SEGMENT_BYTES = 4096
+"""Of the boundary log: small enough for segments to end, and to be compacted, in every cell."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One crash: when, who, and how many events and calls there were before."""
+    """One crash.
+
+    Attributes:
+        at: when, on the monotonic clock, in seconds.
+        victims: who died.
+        point: where.
+        events: how many events there were before.
+        holding: unfinished rollouts that held a turn, in a living Gym or in the snapshot that is to be restored.
+        lost: whether the Gym's disk is gone as well.
+    """
 
     at: float
     victims: tuple[str, ...]
     point: str
     events: int
     holding: int
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one participant said of itself at some moment."""
+
+    when: str
+    role: str
+    status: Mapping[str, Any]
 
 
 class NotReached(Exception):
@@ -47,8 +73,8 @@ class NotReached(Exception):
 class Bench:
     """The processes of one run in one directory.
 
-    The three participants of the Gym are processes with one role each; one that was killed is started again at its
-    port, as a supervisor does.
+    The participants of the Gym are processes with one role each, or one process; one that was killed is started again
+    at its port, as a supervisor does.
 
     Args:
         forks: starts the processes.
@@ -56,6 +82,9 @@ class Bench:
         policy: already served.
         tasks: `tasks` of run.yaml.
         more: further settings of run.yaml.
+        log: whether the Gym has a boundary log.
+        parts: the processes of the Gym.
+        segment_bytes: of the log.
     """
 
     forks: ForkServer
@@ -63,10 +92,15 @@ class Bench:
     policy: MatrixPolicy
     tasks: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
+    log: bool = False
+    parts: Sequence[str] = ROLES
+    segment_bytes: int = SEGMENT_BYTES
     roles: dict[str, Forked] = field(default_factory=dict)
     client: Forked | None = None
     kills: list[Kill] = field(default_factory=list)
     listed: dict[str, dict[str, int]] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+    hits: dict[str, Path] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:
@@ -96,34 +130,86 @@ class Bench:
         gym = {
             "name": "gym",
             "ports": ports,
-            "peers": {role: f"http://127.0.0.1:{ports[role]}" for role in ROLES[1:]},
             "storage_roots": ["run/snapshots"],
             "environments": ["taxi"],
             "limits": {"shutdown_grace_ms": 200},
         }
+        if ONE not in self.parts:
+            gym["peers"] = {role: f"http://127.0.0.1:{ports[role]}" for role in ROLES[1:]}
+        if self.log:
+            gym |= {"data_dir": "gym-data", "log": {"segment_bytes": self.segment_bytes}}
         (self.directory / "gym.yaml").write_text(yaml.safe_dump(gym))
 
     # --- processes --------------------------------------------------------------------------------------------
 
-    async def start_gym(self) -> None:
-        """Start what is missing of the Gym, and wait until it announces itself."""
+    async def start_gym(self, armed: Mapping[str, str] = NOBODY, dying: Mapping[str, str] = NOBODY) -> None:
+        """Start what is missing of the Gym, and wait until it announces itself.
+
+        Args:
+            armed: process → the point of its own at which it kills itself, once :meth:`arm` was called.
+            dying: process → the point at which it kills itself already while it starts: nobody waits for it.
+        """
         if not self.roles:
             self._write_gym()
-        for role in ROLES:
+        for role in self.parts:
             if role not in self.roles:
-                self._announced(role).unlink(missing_ok=True)
-                arguments = ("serve", "--config", "gym.yaml", "--role", role, "--announce", f"{role}.json")
-                name = "reference_gym.cli"
-                self.roles[role] = await self.forks.start(self.directory, name, *arguments, environment=TOKENS)
+                await self._start_role(role, armed.get(role, ""), dying.get(role, ""))
         for role, process in self.roles.items():
+            if role in dying:
+                continue
             await until(
                 lambda role=role, process=process: self._announced(role).exists() or process.returncode is not None,  # type: ignore[misc]
                 f"{role} announces itself",
-                30,
+                BOUND_S,
             )
             assert process.returncode is None, process.output.read_text()[-2000:]
-        participants = [json.loads(self._announced(role).read_text())["participants"][0] for role in ROLES]
-        durable.publish_file(self.directory / "announce.json", json.dumps({"participants": participants}).encode())
+        if not dying:
+            found = [json.loads(self._announced(role).read_text())["participants"][0] for role in self.parts]
+            durable.publish_file(self.directory / "announce.json", json.dumps({"participants": found}).encode())
+
+    async def _start_role(self, role: str, armed: str, dying: str) -> None:
+        self._announced(role).unlink(missing_ok=True)
+        self.hits[role] = self.directory / f"hits-{role}-{len(self.kills)}"
+        points = {ARMED_VARIABLE: armed, POINT_VARIABLE: dying, HITS_VARIABLE: str(self.hits[role])}
+        arguments = ("serve", "--config", "gym.yaml", "--announce", f"{role}.json")
+        if role != ONE:
+            arguments = (*arguments, "--role", role)
+        name = "reference_gym.cli"
+        self.roles[role] = await self.forks.start(self.directory, name, *arguments, environment=TOKENS | points)
+
+    async def arm(self, *roles: str) -> None:
+        """Let processes kill themselves at the point that they were started with, from now on."""
+        for role in roles:
+            self.roles[role].send(signal.SIGUSR2)
+        for role in roles:
+            said = Path(f"{self.hits[role]}.armed")
+            await until(said.exists, f"{role} is armed", BOUND_S)
+
+    async def fallen(self, role: str, point: str, *, alone: bool = False) -> None:
+        """Wait until a process of the Gym has killed itself at its point.
+
+        Args:
+            role: the process.
+            point: of the Gym.
+            alone: whether there is no RL client that could end first.
+
+        Raises:
+            NotReached: it lives, or ended otherwise.
+        """
+        process = self.roles[role]
+
+        def over() -> bool:
+            return process.returncode is not None or not (alone or self.state() != ENDED)
+
+        try:
+            await until(over, f"{role} dies", BOUND_S)
+        except AssertionError as error:
+            raise NotReached(f"{role}/{point}: it lives on") from error
+        hit = self.hits[role].read_text() if self.hits[role].exists() else "nothing"
+        if process.returncode != -signal.SIGKILL or hit.split()[0] != point:
+            raise NotReached(f"{role}/{point}: exit code {process.returncode}, hit {hit}")
+        self._note((role,), f"{role}/{point}", self.holding())
+        del self.roles[role]
 
     def _announced(self, role: str) -> Path:
         return self.directory / f"{role}.json"
@@ -165,27 +251,32 @@ class Bench:
         names = set(victims)
         client = self.client
         assert client is not None
-        dead = {role: process for role, process in self.roles.items() if names & {role, "gym", "all"}}
+        dead = {role: process for role, process in self.roles.items() if names & {role, ONE, "all"}}
         dead_rl = bool(names & {"rl", "all"})
-        holding = sum(1 for turn in self.policy.highest_asked().values() if turn >= 2) - len(self.saved())
-        events = len(events_of(self.run_dir))
-        self.kills.append(Kill(time.monotonic(), tuple(sorted(names)), point, events, holding))
+        await self.observe(f"before {point}")
+        holding = self.holding()
         for process in (*dead.values(), *([client] if dead_rl else [])):
             process.send(signal.SIGKILL)
+        self._note(tuple(sorted(names)), point, holding, lost=lose_disk)
         for role, process in dead.items():
-            await process.wait()
+            assert await process.wait(BOUND_S) == -signal.SIGKILL, f"{role} was not killed"
             del self.roles[role]
         if lose_disk:
             shutil.rmtree(self.directory / "gym-data", ignore_errors=True)
         if dead_rl:
-            await client.wait()
+            assert await client.wait(BOUND_S) == -signal.SIGKILL, "RL was not killed"
             self.client = None
         elif self.state() == STOPPED:
             client.send(signal.SIGCONT)
 
-    async def bring_back(self, *points: str) -> None:
-        """Start what is dead."""
-        await self.start_gym()
+    def _note(self, victims: tuple[str, ...], point: str, holding: int, *, lost: bool = False) -> None:
+        events = len(events_of(self.run_dir))
+        self.kills.append(Kill(time.monotonic(), victims, point, events, holding, lost))
+
+    async def bring_back(self, *points: str, armed: Mapping[str, str] = NOBODY) -> None:
+        """Start what is dead: the Gym, whose points in ``armed`` are armed at once, and RL with its points."""
+        await self.start_gym(armed)
+        await self.arm(*armed)
         if self.client is None:
             await self.start_rl(*points)
 
@@ -205,6 +296,28 @@ class Bench:
         """Return every event of the run, those of earlier processes included."""
         return events_of(self.run_dir)
 
+    def holding(self) -> int:
+        """Return how many unfinished rollouts hold a turn: by the policy's log, or by the snapshot if that was lost."""
+        saved = self.saved()
+        if any(kill.lost for kill in self.kills):
+            return sum(1 for rollout_id, turns in self.to_continue().items() if turns >= 1 and rollout_id not in saved)
+        return sum(1 for rollout_id, turn in self.policy.last_asked().items() if turn >= 2 and rollout_id not in saved)
+
+    def to_continue(self) -> dict[str, int]:
+        """Return the turns of the rows `turn` of the newest snapshot, as its files give them."""
+        published = [
+            path.parent for path in self.run_dir.glob("snapshots/*-*/manifest.json") if path.parent.suffix == ""
+        ]
+        if not published:
+            return {}
+        newest = max(published, key=lambda path: [int(number) for number in path.name.split("-")])
+        lines = [line for path in newest.glob("gym/gym/*/rollouts.jsonl") for line in path.read_text().splitlines()]
+        rows = [row for row in map(json.loads, lines) if row["state"] == "turn"]
+        turns: dict[str, int] = {}
+        for row in rows:
+            turns[row["rollout_id"]] = max(turns.get(row["rollout_id"], 0), row["turns_done"])
+        return turns
+
     def saved(self) -> set[str]:
         """Return the rollouts whose result the ledger has saved."""
         return {event["rollout_id"] for event in self.events("finished", "failed")}
@@ -219,30 +332,52 @@ class Bench:
 
         return (await until(seen, f"event {name}", BOUND_S))[0]
 
+    def urls(self) -> dict[str, str]:
+        """Return where each participant is, by name."""
+        announced = json.loads((self.directory / "announce.json").read_text())["participants"]
+        return {entry["name"]: entry["url"] for entry in announced}
+
+    async def ask(self, role: str, path: str) -> Any:
+        """Return the reply to a GET of one participant."""
+        async with self.http() as http, http.get(f"{self.urls()[role]}/gym-checkpoint/v1/{path}") as reply:
+            return await reply.json()
+
+    def http(self) -> aiohttp.ClientSession:
+        """Return a client with the token of the control plane."""
+        headers = {"Authorization": f"Bearer {TOKENS['GYM_CHECKPOINT_TOKEN']}"}
+        return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=BOUND_S))
+
     async def statuses(self) -> dict[str, dict[str, Any]]:
         """Return `GET /checkpoint` of every participant."""
-        announced = json.loads((self.directory / "announce.json").read_text())["participants"]
-        headers = {"Authorization": f"Bearer {TOKENS['GYM_CHECKPOINT_TOKEN']}"}
-        found = {}
-        async with aiohttp.ClientSession(headers=headers) as http:
-            for entry in announced:
-                async with http.get(f"{entry['url']}/gym-checkpoint/v1/checkpoint") as reply:
-                    found[entry["name"]] = await reply.json()
-        return found
+        return {role: await self.ask(role, "checkpoint") for role in self.urls()}
+
+    async def observe(self, when: str) -> None:
+        """Remember the status of whoever lives."""
+        for role, process in self.roles.items():
+            if process.returncode is None:
+                with contextlib.suppress(aiohttp.ClientError, OSError):
+                    self.seen.append(Seen(when, role, await self.ask(role, "checkpoint")))
 
     def rl_log(self) -> str:
         """Return the end of what the RL client said."""
         path = self.directory / "reference_rl.log"
-        return path.read_text()[-1500:] if path.exists() else ""
+        return path.read_text()[-400:] if path.exists() else ""
+
+
+_given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback address that nobody listens at."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return ports of the loopback address that nobody listens at, and that the system gives to nobody.
+
+    A process is started again at its port: in between, an outgoing connection of somebody else must not take it.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                found.append(port)
+    return found

@@ -30,6 +30,16 @@ PRELOAD = (*COMMANDS, "reference_gym.server", "reference_gym.environments.toy_te
 POINTS = ("reference_rl.failpoints", "reference_gym.participant.failpoints")
 """Modules that read their environment variable when they are imported."""
 
+GYM_POINTS = "reference_gym.participant.failpoints"
+ARMED_VARIABLE = "CRASH_MATRIX_ARMED"
+"""The point of the Gym (`name:visit`) at which a process kills itself, from the moment at which SIGUSR2 comes."""
+
+POINT_VARIABLE = "REFERENCE_GYM_FAILPOINT"
+"""The point at which it kills itself from its start."""
+
+HITS_VARIABLE = "REFERENCE_GYM_FAILPOINT_HITS"
+"""The file into which a process writes the point that it has hit; beside it, that it is armed."""
+
 
 @dataclass
 class Forked:
@@ -204,7 +214,15 @@ def _become(request: Mapping[str, Any]) -> int:
     for name in POINTS:
         if name in sys.modules:
             importlib.reload(sys.modules[name])
+    if point := os.environ.get(ARMED_VARIABLE):
+        signal.signal(signal.SIGUSR2, lambda number, frame: _arm(point))
     return _call(request["name"], request["arguments"])
+
+
+def _arm(point: str) -> None:
+    points = sys.modules[GYM_POINTS]
+    points.armed = points.parse(point)  # type: ignore[attr-defined] # what its variable would have armed at the start
+    Path(f"{os.environ[HITS_VARIABLE]}.armed").touch()
 
 
 def _call(name: str, arguments: Sequence[str]) -> int:

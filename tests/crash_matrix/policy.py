@@ -59,12 +59,9 @@ class MatrixPolicy:
             self.hold_from.clear()
             self._moved.notify_all()
 
-    def highest_asked(self) -> dict[str, int]:
-        """Return the highest turn that was asked for, by rollout."""
-        highest: dict[str, int] = {}
-        for call in self.calls:
-            highest[call.rollout_id] = max(highest.get(call.rollout_id, 0), call.turn)
-        return highest
+    def last_asked(self) -> dict[str, int]:
+        """Return the turn that was asked for last, by rollout: the turns before it are finished."""
+        return {call.rollout_id: call.turn for call in self.calls}
 
     def was_asked(self, suffix: str, turn: int) -> bool:
         """Return whether a turn of the rollout whose id ends so was asked for."""

@@ -9,14 +9,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from spec import durable
-from tests.crash_matrix.cells import IN_PLACE, RESTART, SAVE, VICTIMS, WORK, Cell
+from tests.crash_matrix.cells import NOT_HERE, VICTIMS, Cell, left_out, point_of, role_of
 from tests.crash_matrix.story import Verdict
 
-COLOURS: Final = {"held": "#2e7d4f", "violated": "#b3261e", "not reached": "#e0702a", "not run": "#c9ccd1"}
-SIZE: Final = 14
+COLOURS: Final = {"held": "#2e7d4f", "not run": "#c9ccd1", "not reached": "#e0702a", "violated": "#b3261e"}
+"""Outcome → colour, the worst one last."""
+
+SIZE: Final = 10
 
 
 class Record:
@@ -42,13 +44,25 @@ class Record:
         return {content["name"]: Verdict(**content) for content in map(json.loads, lines)}
 
 
-def write(cells: Sequence[Cell], verdicts: Mapping[str, Verdict], output: Path, out: TextIO) -> int:
-    """Write report and picture, print the table; return 0 when every cell has held."""
+def write(cells: Sequence[Cell], verdicts: Mapping[str, Verdict], output: Path, out: TextIO, **facts: Any) -> int:
+    """Write report and picture, print the tables; return 0 when every cell has held.
+
+    Args:
+        cells: of the whole matrix.
+        verdicts: by name of the cell.
+        output: a directory.
+        out: where the tables go.
+        facts: further entries of the report.
+    """
     known = {cell.name: verdicts.get(cell.name) for cell in cells}
     outcomes = Counter(verdict.outcome if verdict else "not run" for verdict in known.values())
     content = {
         "cells": len(cells),
         "outcomes": dict(outcomes),
+        "by_victim": {victim: _held(cells, verdicts, victim) for victim in VICTIMS},
+        "pairs_not_drawn": left_out(),
+        "points_not_visited": dict(NOT_HERE),
+        **facts,
         "verdicts": [asdict(verdict) for verdict in known.values() if verdict],
         "not_run": [name for name, verdict in known.items() if not verdict],
     }
@@ -57,52 +71,79 @@ def write(cells: Sequence[Cell], verdicts: Mapping[str, Verdict], output: Path, 
     out.write(table(cells, verdicts))
     counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     out.write(f"{len(cells)} cells: {counted}; {output / 'crash-matrix.json'}, {output / 'crash-matrix.svg'}\n")
+    out.write(f"{left_out()} more pairs were not drawn; {', '.join(f'{k}: {v}' for k, v in NOT_HERE.items())}\n")
     return 0 if outcomes == {"held": len(cells)} else 1
 
 
-def table(cells: Iterable[Cell], verdicts: Mapping[str, Verdict]) -> str:
-    """Return one line for each first point: how many cells held, of how many, by victim."""
-    lines = [f"{'':38}" + "".join(f"{victim:>11}" for victim in VICTIMS)]
-    rows: dict[str, dict[str, list[str]]] = {}
+def _held(cells: Iterable[Cell], verdicts: Mapping[str, Verdict], victim: str) -> str:
+    """Return how many cells of a victim have held, of how many."""
+    own = [verdicts.get(cell.name) for cell in cells if cell.victim == victim]
+    return f"{sum(1 for verdict in own if verdict and verdict.outcome == 'held')}/{len(own)}" if own else ""
+
+
+def table(cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> str:
+    """Return how many cells held, of how many, by victim: a line for each operation, then one for each single step."""
+    groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        verdict = verdicts.get(cell.name)
-        row = rows.setdefault(f"{cell.kind:13} {cell.first}", {victim: [] for victim in VICTIMS})
-        row[cell.victim].append(verdict.outcome if verdict else "not run")
-    for name, row in rows.items():
-        columns = (f"{outcomes.count('held')}/{len(outcomes)}" for outcomes in row.values())
-        lines.append(f"{name:38}" + "".join(f"{column:>11}" for column in columns))
-    return "\n".join(lines) + "\n"
+        whose = " and ".join("the Gym" if role_of(step) else "RL" for step in (cell.first, cell.second) if step)
+        groups.setdefault(f"{cell.kind}, {whose}{', log' if cell.log else ''}", []).append(cell)
+    for cell in cells:
+        if cell.second is None:
+            whose = " (Gym)" if role_of(cell.first) else ""
+            groups.setdefault(f"  {cell.kind:7} {point_of(cell.first)}{whose}", []).append(cell)
+    lines = [f"{'':44}" + "".join(f"{victim:>11}" for victim in VICTIMS)]
+    for name, group in groups.items():
+        lines.append(f"{name:44}" + "".join(f"{_held(group, verdicts, victim):>11}" for victim in VICTIMS))
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def picture(cells: Iterable[Cell], verdicts: Mapping[str, Verdict]) -> str:
-    """Return the matrix as SVG: a row for each first point, a square for each second point and victim."""
-    columns: list[tuple[str, str | None]] = [("singly", None)]
-    columns += [("save+restart", point) for point in RESTART] + [("save+restore", point) for point in IN_PLACE]
-    rows = [*WORK, *SAVE, *RESTART]
-    left, top, gap = 210, 150, 10
-    width = left + len(columns) * (len(VICTIMS) * SIZE + gap) + 20
-    height = top + len(rows) * (SIZE + 6) + 60
+def _row(cell: Cell) -> str:
+    begins = cell.kind.partition("+")[0]
+    return f"{begins}: {point_of(cell.first)}" if role_of(cell.first) else cell.first
+
+
+def _column(cell: Cell) -> str:
+    log = ", log" if cell.log else ""
+    if cell.second is None:
+        return f"one crash{' while adopting' if cell.kind == 'adopt' else ''}{log}"
+    goes_on = cell.kind.partition("+")[2]
+    step = "a point of the Gym" if role_of(cell.second) else cell.second.partition(".")[2]
+    return f"{step} ({goes_on}{log})"
+
+
+def picture(cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> str:
+    """Return the matrix as SVG: a row for each first step, a square for each second step and victim.
+
+    A square that stands for several cells has the colour of the worst.
+    """
+    rows = list(dict.fromkeys(_row(cell) for cell in sorted(cells, key=lambda cell: bool(role_of(cell.first)))))
+    columns = list(dict.fromkeys(_column(cell) for cell in cells))
+    squares: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        squares.setdefault((_row(cell), _column(cell), cell.victim), []).append(cell)
+    left, top, gap, line = 190, 170, 8, SIZE + 5
+    group = len(VICTIMS) * SIZE + gap
+    width, height = left + len(columns) * group + 90, top + len(rows) * line + 60
     found = [
         "<!-- SPDX-License-Identifier: Apache-2.0 -->",
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        'font-size="11">',
+        'font-size="10">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
-    places = {column: left + number * (len(VICTIMS) * SIZE + gap) for number, column in enumerate(columns)}
-    for (kind, point), x in places.items():
-        label = "one crash" if point is None else f"{point.partition('.')[2]} ({kind.partition('+')[2]})"
-        found.append(f'<text transform="translate({x + 30},{top - 8}) rotate(-40)">{label}</text>')
+    for number, label in enumerate(columns):
+        x = left + number * group + 20
+        found.append(f'<text transform="translate({x},{top - 8}) rotate(-50)">{label}</text>')
     for number, name in enumerate(rows):
-        found.append(f'<text x="10" y="{top + number * (SIZE + 6) + 11}">{name}</text>')
-    for cell in cells:
-        verdict = verdicts.get(cell.name)
-        outcome = verdict.outcome if verdict else "not run"
-        column = ("singly", None) if cell.second is None else (cell.kind, cell.second)
-        x = places[column] + VICTIMS.index(cell.victim) * SIZE
-        y = top + rows.index(cell.first) * (SIZE + 6)
+        found.append(f'<text x="10" y="{top + number * line + SIZE - 1}">{name}</text>')
+    for (row, column, victim), those in squares.items():
+        outcomes = [verdict.outcome if (verdict := verdicts.get(cell.name)) else "not run" for cell in those]
+        worst = max(outcomes, key=list(COLOURS).index)
+        x = left + columns.index(column) * group + VICTIMS.index(victim) * SIZE
+        y = top + rows.index(row) * line
+        names = " ".join(f"{cell.name}: {outcome}" for cell, outcome in zip(those, outcomes, strict=True))
         found.append(
-            f'<rect x="{x}" y="{y}" width="{SIZE - 2}" height="{SIZE - 2}" fill="{COLOURS[outcome]}">'
-            f"<title>{cell.name}: {outcome}</title></rect>"
+            f'<rect x="{x}" y="{y}" width="{SIZE - 2}" height="{SIZE - 2}" fill="{COLOURS[worst]}">'
+            f"<title>{names}</title></rect>"
         )
     bottom = height - 35
     found.append(f'<text x="10" y="{bottom}">Squares from left to right: {", ".join(VICTIMS)}.</text>')

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many rollouts, kills of random processes at random instants: nothing lost, nothing trained twice.
 
-    python -m tests.crash_matrix.soak [--rollouts 2000] [--kills 20] [--seed 1] [--minutes 15]
+    python -m tests.crash_matrix.soak [--rollouts 2000] [--kills 20] [--seed 1] [--minutes 15] [--log]
 
 Prints a line for each kill: who died, how many rollouts were in the middle of a turn, how many turns were kept.
 """
@@ -29,6 +29,8 @@ from tests.rl.harness import results_of, until
 WHO: Final = ("rl", "agent", "model", "resources", "gym", "all", "lost node")
 """`gym` is the whole Gym; with a lost node everything dies and the Gym's disk is gone."""
 
+SEGMENT_BYTES: Final = 1_048_576
+
 RECOVERED: Final = ("restarted", "gym_recovered")
 SETTLED_S: Final = 30.0
 
@@ -55,6 +57,7 @@ class Wish:
     interval_s: float = 1.0
     longest_s: float = 6.0
     bound_s: float = 900.0
+    log: bool = False
 
 
 @dataclass
@@ -77,6 +80,7 @@ class Outcome:
     trained: int = 0
     kills: list[Struck] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
+    excused: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -137,7 +141,7 @@ class Soak:
         events = len(bench.all_events())
         await bench.kill({"all"} if lost else {victim}, f"kill {number} ({victim})", lose_disk=lost)
         if bench.client is None:
-            self.outcome.violations += judge.after_a_crash(bench)
+            self.outcome.violations += judge.published(bench)
         await bench.bring_back()
 
         def recovered() -> Any:
@@ -192,8 +196,9 @@ async def soak(forks: ForkServer, directory: Path, wish: Wish, say: Any = lambda
             await run.run()
             rows = results_of(bench.run_dir)
             outcome.trained = len(rows)
-            outcome.violations += judge.regenerated(bench) + judge.newest_was_used(bench)
-            outcome.violations += judge.at_the_end(bench, await bench.statuses(), yardstick)
+            outcome.violations += judge.of_the_run(bench, await bench.statuses(), yardstick)
+            outcome.violations += await judge.of_the_stale(bench)
+            outcome.excused = sorted(judge.excused(bench))
         except AssertionError as error:
             outcome.violations.append(f"I7: {error}")
         finally:
@@ -223,7 +228,9 @@ def _bench(forks: ForkServer, directory: Path, policy: MatrixPolicy, wish: Wish)
         "max_turns": wish.turns,
         "task": {"seed": 7},
     }
-    bench = Bench(forks, directory, policy, tasks, {"max_live": wish.live})
+    # With a log a trainer that lives on lets the whole Gym be adopted; without one it goes back to the snapshot.
+    more = {"max_live": wish.live, "trainer": {"survives": wish.log}}
+    bench = Bench(forks, directory, policy, tasks, more, wish.log, segment_bytes=SEGMENT_BYTES)
     bench.more["snapshot"] = {
         "interval_s": wish.interval_s,
         "timeout_ms": 5000,
@@ -242,9 +249,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=15.0, help="the run with kills ends within so many minutes")
+    parser.add_argument("--log", action="store_true", help="the Gym has a boundary log, and the trainer lives on")
     parser.add_argument("--output", type=Path, default=Path("build"))
     options = parser.parse_args(arguments)
-    wish = Wish(options.rollouts, options.kills, options.seed, bound_s=options.minutes * 60)
+    wish = Wish(options.rollouts, options.kills, options.seed, bound_s=options.minutes * 60, log=options.log)
 
     def say(text: str) -> None:
         sys.stdout.write(text + "\n")
@@ -257,11 +265,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     outcome = asyncio.run(run())
     options.output.mkdir(parents=True, exist_ok=True)
-    durable.publish_file(options.output / "soak.json", json.dumps(asdict(outcome), indent=1).encode() + b"\n")
+    name = "soak-log.json" if options.log else "soak.json"
+    durable.publish_file(options.output / name, json.dumps(asdict(outcome), indent=1).encode() + b"\n")
     lost = wish.rollouts - outcome.trained
     say(
         f"{outcome.trained} trained, {lost} lost, {len(outcome.kills)} kills, {outcome.in_a_turn} in the middle of a "
-        f"turn, {outcome.seconds:.0f} s; {len(outcome.violations)} violations"
+        f"turn, {sum(kill.kept for kill in outcome.kills)} turns kept, {outcome.seconds:.0f} s; "
+        f"{len(outcome.violations)} violations, {len(outcome.excused)} rollouts failed by themselves"
     )
     for text in outcome.violations:
         say(f"  {text}")

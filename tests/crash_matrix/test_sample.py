@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -12,10 +13,26 @@ from typing import Any, cast
 
 import pytest
 
+from reference_gym.participant.failpoints import points_of
 from reference_rl import failpoints
 from tests.crash_matrix import judge, report
 from tests.crash_matrix.bench import Bench, Kill
-from tests.crash_matrix.cells import RESTART, SAVE, VICTIMS, WORK, Cell, every_cell, part, sample
+from tests.crash_matrix.cells import (
+    DISCARDED,
+    NOT_HERE,
+    ONE,
+    RESTART,
+    ROLES,
+    SAVE,
+    VICTIMS,
+    WORK,
+    Cell,
+    every_cell,
+    part,
+    point_of,
+    role_of,
+    sample,
+)
 from tests.crash_matrix.forks import fork_server
 from tests.crash_matrix.policy import Call, MatrixPolicy
 from tests.crash_matrix.story import Verdict, run_cell, uninterrupted
@@ -23,42 +40,68 @@ from tests.crash_matrix.story import Verdict, run_cell, uninterrupted
 SEED = int(os.environ.get("CRASH_MATRIX_SEED", "1"))
 
 
-@pytest.mark.timeout(240)
+AT_A_TIME = 3
+
+
+@pytest.mark.timeout(300)
 async def test_a_crash_of_every_kind_costs_nothing(tmp_path: Path) -> None:
-    """C40, N9, N15: work, save, restart and both kinds of pairs, each with another victim; I1–I8 hold after each."""
-    (tmp_path / "whole").mkdir()
-    async with fork_server() as forks:
-        yardstick = await uninterrupted(forks, tmp_path / "whole")
-        for number, cell in enumerate(sample(SEED)):
-            (tmp_path / str(number)).mkdir()
-            verdict = await run_cell(forks, cell, tmp_path / str(number), yardstick)
-            assert ("held", []) == (verdict.outcome, verdict.violations), cell.name
+    """C40, N9, N15, C25: work, save, restart, adoption, pairs, with and without a log; I1–I10 hold after each."""
+    await all_hold(tmp_path, sample(SEED))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 async def test_a_participant_that_dies_while_a_controller_takes_office_costs_nothing(tmp_path: Path) -> None:
-    """CKPT-CTRL-021: killed between discovery and the first call: it is discovered again, and told again."""
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
+    """CKPT-CTRL-021: killed between discovery and the first call, or while it is adopted: it is discovered again."""
+    wanted = [
+        Cell("restart", "restart.claimed", None, "model"),
+        Cell("adopt", "restart.known", None, "agent", log=True),
+    ]
+    await all_hold(tmp_path, wanted)
+
+
+async def all_hold(directory: Path, cells: list[Cell]) -> None:
+    """Run cells, a few at a time."""
+    queue = list(enumerate(cells))
+    verdicts: list[Verdict] = []
+    (directory / "whole").mkdir()
     async with fork_server() as forks:
-        yardstick = await uninterrupted(forks, tmp_path / "whole")
-        verdict = await run_cell(
-            forks, Cell("restart", "restart.claimed", None, "model"), tmp_path / "killed", yardstick
-        )
-    assert ("held", []) == (verdict.outcome, verdict.violations)
+        yardstick = await uninterrupted(forks, directory / "whole")
+
+        async def worker() -> None:
+            while queue:
+                number, cell = queue.pop(0)
+                (directory / str(number)).mkdir()
+                verdicts.append(await run_cell(forks, cell, directory / str(number), yardstick))
+
+        await asyncio.gather(*(worker() for _ in range(AT_A_TIME)))
+    assert [] == [verdict for verdict in verdicts if verdict.outcome != "held"]
+    assert len(cells) == len(verdicts)
 
 
-def test_the_matrix_leaves_out_no_point_and_no_victim() -> None:
-    """Every named point is crashed at by every victim, singly; every save step meets every step of a restart."""
+def test_the_matrix_leaves_out_no_step_of_rl_and_no_victim() -> None:
+    """Every named step of RL is crashed at by every victim, singly; every save step meets every step of a restart."""
     cells = every_cell()
-    assert failpoints.POINTS == {*WORK, *SAVE, *RESTART}
-    singly = {(cell.first, cell.victim) for cell in cells if cell.second is None}
-    assert singly == {(point, victim) for point in failpoints.POINTS for victim in VICTIMS}
-    pairs = {(cell.first, cell.second) for cell in cells if cell.second is not None}
-    assert pairs == {(a, b) for a in SAVE for b in RESTART}
+    steps = {*WORK, *SAVE, *RESTART}
+    assert failpoints.POINTS == steps
+    singly = {(cell.first, cell.victim, cell.log) for cell in cells if cell.second is None and not role_of(cell.first)}
+    assert singly == {(step, victim, log) for step in steps for victim in VICTIMS for log in (False, True)}
+    pairs = [cell for cell in cells if cell.second is not None and not role_of(cell.first + cell.second)]
+    assert {(cell.first, cell.second) for cell in pairs} == {(a, b) for a in SAVE for b in RESTART}
     assert len(cells) == len({cell.name for cell in cells})
     parts = [cell for number in (1, 2, 3) for cell in part(cells, number, 3)]
     assert sorted(cells, key=str) == sorted(parts, key=str)
+
+
+def test_the_matrix_leaves_out_no_point_of_the_gym_without_a_reason() -> None:
+    """Every point of every process of the Gym has a cell, in three processes and in one, or says why it has none."""
+    cells = [cell for cell in every_cell() if cell.second is None or cell.kind == "restart+abort"]
+    steps = {step for cell in cells for step in (cell.first, cell.second) if step and role_of(step)}
+    for role in (*ROLES, ONE):
+        points = set(points_of("all" if role == ONE else role)) - NOT_HERE.keys()
+        if role in ("agent", ONE):
+            points -= {DISCARDED}  # whoever is restored last, or alone, has nobody whose failure could discard it
+        assert points == {point_of(step) for step in steps if role_of(step) == role}, role
+    assert not NOT_HERE.keys() & {point_of(step) for step in steps}
 
 
 def bench_with(tmp_path: Path, events: list[dict[str, Any]], calls: list[Call], kills: list[Kill]) -> Bench:

@@ -11,11 +11,12 @@ from tests.crash_matrix.forks import fork_server
 from tests.crash_matrix.soak import Wish, soak
 
 
-@pytest.mark.timeout(180)
-async def test_kills_at_random_instants_lose_nothing(tmp_path: Path) -> None:
-    """C40, N15: four kills among 120 rollouts: all trained once, bodies as without a kill, no listed turn redone."""
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("log", [False, True], ids=["without a log", "with a log"])
+async def test_kills_at_random_instants_lose_nothing(tmp_path: Path, log: bool) -> None:
+    """C40, N15, C25: four kills among 120 rollouts: all trained once, bodies as without one, no listed turn redone."""
     said: list[str] = []
-    wish = Wish(rollouts=120, kills=4, seed=3, turns=6, latency_s=0.05, live=16, interval_s=0.4, longest_s=1.0)
+    wish = Wish(rollouts=120, kills=4, seed=3, turns=6, live=16, interval_s=0.4, longest_s=1.0, log=log)
     async with fork_server() as forks:
         outcome = await soak(forks, tmp_path, wish, said.append)
     assert (120, []) == (outcome.trained, outcome.violations), said
