@@ -28,6 +28,7 @@ from reference_gym.model.ledger import Ledger
 from reference_gym.model.proxy import RecordingPolicy
 from reference_gym.participant import config as kit
 from reference_gym.participant import failpoints, recovery, serve_aiohttp
+from reference_gym.participant.collecting import FullCollections
 from reference_gym.participant.conformance import PROBE_PATH, probe
 from reference_gym.participant.connections import raise_descriptor_limit
 from reference_gym.participant.journal import LogJournal
@@ -100,7 +101,7 @@ class Assembly:
         app = serve_aiohttp.create_app(participant, control_token=loaded.control_token)
         plane = DataPlane(app, participant, loaded.data_token)
         open_time = OpenTime(participant.gate, time.monotonic)
-        self._followers.append(open_time.follow)
+        self._followers += [open_time.follow, FullCollections(lambda: participant.held).follow]
         resources = self._resources(plane, open_time)
         policy = self._policy(plane)
         if agent is not None:

@@ -33,6 +33,7 @@ from reference_gym.participant.jsontext import encode
 from reference_gym.participant.log_format import Place
 from reference_gym.participant.records import Cut, Record
 from reference_gym.participant.result import Finished
+from reference_gym.participant.slices import Rests
 from spec import wire
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ TOMBSTONES = "tombstones.jsonl"
 PLACES = "places.jsonl"
 _MARK_S = 60.0
 """How long the log's writer may take to seal a segment, in seconds."""
-_FRAME = b'{"crc32":"%08x","record":'
-FRAME_BYTES = len(_FRAME % 0)
+FRAME = b'{"crc32":"%08x","record":'
+FRAME_BYTES = len(FRAME % 0)
 
 
 class Durable(Protocol):
@@ -146,7 +147,10 @@ def _write(
     durable: Durable,
     stop: threading.Event,
 ) -> Written:
-    rows = list(index_rows(cut))
+    rows, rests = [], Rests()
+    for row in index_rows(cut):
+        rests.rest()
+        rows.append(row)
     files, places = _link(cut, target, held, stop)
     sources: dict[str, tuple[Iterable[bytes], int]] = {
         PLACES if places else STATE: (_place_lines(places) if places else _state_lines(cut), cut.counts["turn"]),
@@ -237,15 +241,18 @@ def _finished_row(finished: Finished) -> dict[str, Any]:
     return row
 
 
-def frame(record: bytes) -> bytes:
-    """Return one payload line: the record with its checksum, and a newline."""
-    return b"".join((_FRAME % zlib.crc32(record), record, b"}\n"))
+def frame(*pieces: bytes) -> tuple[bytes, ...]:
+    """Return one payload line in pieces: the record with its checksum, and a newline."""
+    crc = 0
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return (FRAME % crc, *pieces, b"}\n")
 
 
 def _state_lines(cut: Cut) -> Iterator[bytes]:
     for rollout_id in sorted(cut.records):
         if rollout_id not in cut.restarts:
-            yield frame(b"".join(cut.records[rollout_id].payload))
+            yield from frame(*cut.records[rollout_id].payload)
 
 
 def _link(cut: Cut, target: Target, held: Held, stop: threading.Event) -> tuple[list[dict[str, Any]], dict[str, Place]]:
@@ -257,7 +264,11 @@ def _link(cut: Cut, target: Target, held: Held, stop: threading.Event) -> tuple[
         return [], {}
     try:
         mark = cut.mark.result(_MARK_S)
-        places = {key: mark.places[key] for key in sorted(cut.records) if key not in cut.restarts}
+        places, rests = {}, Rests()
+        for key in sorted(cut.records):
+            rests.rest()
+            if key not in cut.restarts:
+                places[key] = mark.places[key]
         records = Counter(place.segment for place in places.values())
         files = []
         for number in sorted(records):
@@ -309,18 +320,18 @@ def _sha256(path: Path, stop: threading.Event) -> str:
 
 def _place_lines(places: Mapping[str, Place]) -> Iterator[bytes]:
     for rollout_id, place in places.items():
-        yield frame(encode({"rollout_id": rollout_id, "place": list(place)}))
+        yield from frame(encode({"rollout_id": rollout_id, "place": list(place)}))
 
 
 def _result_lines(results: Iterable[Finished]) -> Iterator[bytes]:
     for finished in sorted(results, key=lambda finished: finished.receipt.rollout_id):
-        yield frame(encode({**finished.as_header(), "result": finished.text}))
+        yield from frame(encode({**finished.as_header(), "result": finished.text}))
 
 
 def _tombstone_lines(cut: Cut) -> Iterator[bytes]:
     for key in sorted(cut.tombstones):
         stone = cut.tombstones[key]
-        yield frame(
+        yield from frame(
             encode(
                 {
                     "id_hash": key,

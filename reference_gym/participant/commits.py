@@ -152,7 +152,7 @@ class Commits(Reads):
             "manifest": None if written is None else written.manifest,
             "index": None if written is None else written.index,
             "counts": {
-                **commit.cut.counts,
+                **commit.counts,
                 "files": 0 if written is None else written.files,
                 "bytes": 0 if written is None else written.bytes,
             },

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from reference_gym.participant.errors import (
     ProtocolError,
     StaleCheckpoint,
 )
-from reference_gym.participant.records import Cut
+from reference_gym.participant.records import Cut, IndexState
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ class Commit:
     stop: threading.Event = field(default_factory=threading.Event)
     outcome: asyncio.Future[Written] = field(default_factory=shared_future)
     written: Written | None = None
+    counts: Mapping[IndexState, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = self.cut.counts  # They are told for longer than the cut is held.
 
     def renew(self) -> None:
         """Begin another try to write, with an outcome of its own."""

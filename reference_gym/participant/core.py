@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import spec.durable
-from reference_gym.participant import failpoints
+from reference_gym.participant import failpoints, installing
 from reference_gym.participant.artifacts import Durable
 from reference_gym.participant.clock import Clock, LoopClock, Timer, within
 from reference_gym.participant.committing import Commit, Writer
@@ -36,10 +36,9 @@ from reference_gym.participant.gate import Gate, Position
 from reference_gym.participant.journal import Journal, NoJournal
 from reference_gym.participant.log_values import machine_value
 from reference_gym.participant.machine import EndedAs, Machine, Phase, Step, Todo
-from reference_gym.participant.reading import Source
 from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
-from reference_gym.participant.registry import Entry, Registry, Shared
-from reference_gym.participant.restoring import Plan
+from reference_gym.participant.registry import Registry, Shared
+from reference_gym.participant.slices import Remains
 from reference_gym.participant.staging import Staging
 from reference_gym.participant.state import Agent, Owns, Part
 from spec.wire import CheckpointId, ControllerPair, parse_checkpoint_id
@@ -117,6 +116,8 @@ class Core:
         self._moved = asyncio.Event()
         self._lease_timer: Timer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.undo = installing.Undo()
+        self.remains = Remains()
 
     # --- for authors --------------------------------------------------------------------------------------------------
 
@@ -193,6 +194,11 @@ class Core:
     def storage(self) -> list[str]:
         """The storage schemes that the capabilities list."""
         return [*(["file"] if self.config.storage_roots else []), *(["http"] if self.staging is not None else [])]
+
+    @property
+    def store(self) -> BoundaryStore:
+        """Where boundaries are kept."""
+        return self._store
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -321,18 +327,34 @@ class Core:
             case Todo.STOP_BUILDER if self._restorer is not None:
                 self._restorer.abandon()
             case Todo.DISCARD_INSTALLED:
-                self._discard_installed()
-            case Todo.CONTINUE_RESTORED if self.registry is not None:
-                self.registry.continue_restored()
+                installing.discard(self)
+            case Todo.CONTINUE_RESTORED:
+                self._keep_installed()
             case _:
                 pass
-        if self.machine.open is None:
+        if self.machine.open is None and self._commit is not None:
+            self.remains.take(self._commit.cut.records)  # A cut may be the last to hold boundaries of long ago.
             self._commit = None
         self.gate.move(self._position())
         self._wake()
         self._order_lease()
         if self.machine.open is None and before.open is not None and self.staging is not None:
             self._tidy(self.staging, before.phase)  # Last: what happens on a disk must not keep a gate closed.
+
+    def _keep_installed(self) -> None:
+        """Run what a restore has installed; nothing undoes it any more."""
+        undo, self.undo = self.undo, installing.Undo()
+        self.remains.take(undo.marks)
+        for part, empty in undo.parts:
+            self.spawn(part.discard(empty), "freeing of what a restore would have been undone with")
+        if self.registry is not None:
+            self.registry.continue_restored()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something as a task that the end of the participant waits for."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _tidy(self, staging: Staging, phase: Phase) -> None:
         """Remove uploads when a restore has ended, and staged files when a checkpoint has not ended as committed."""
@@ -346,17 +368,6 @@ class Core:
         if self.machine.gate_open:
             return Position.OPEN
         return Position.CLOSING if self.machine.phase is Phase.PREPARING else Position.SEALED
-
-    def _discard_installed(self) -> None:
-        if self.registry is not None:
-            self.registry.discard_installed()
-        else:
-            for rollout_id, record in self._store.cut()[0].items():
-                self.fences.raise_to(rollout_id, record.attempt)
-                self._drop_parts(rollout_id)
-        self._store.clear()
-        self.progressed()
-        failpoints.reach("restore.discarded")
 
     def _gate_changed(self) -> None:
         """Something that ran has ended: perhaps everything is quiescent now."""
@@ -504,33 +515,26 @@ class Core:
 
     def highest(self, rollout_id: str) -> int:
         """Return the highest attempt that is fenced or held here, or -1 (CKPT-RESTORE-029, CKPT-RESTORE-053)."""
-        held = [self.fences.through(rollout_id)]
+        held = [self.fences.held(rollout_id)]
         if (record := self._store.get(rollout_id)) is not None:
             held.append(record.attempt)
         if (finished := self.feed.get(rollout_id)) is not None:
             held.append(finished.receipt.attempt)
-        if (stone := self.fences.tombstone(rollout_id)) is not None:
-            held.append(stone.attempt)
         return max(held)
 
-    def install(self, plan: Plan, source: Source, entries: Sequence[Entry], records: Sequence[Record]) -> None:
-        """Replace all managed work by what a restore has built; the parts are installed already. Does not await."""
-        now = self.clock.now()
-        kept = {finished.receipt.rollout_id: finished.receipt.attempt for finished in plan.results}
-        for rollout_id, record in self._store.cut()[0].items():
-            self.fences.raise_to(rollout_id, record.attempt - (kept.get(rollout_id) == record.attempt))
-        self.fences.replace(source.tombstones, kept)
-        if self.registry is not None:
-            self.registry.drop_all(kept)
-        self._store.clear()
-        failpoints.reach("restore.dropped")
-        if self.registry is not None:
-            self.registry.install(entries, [replace(finished, at=now) for finished in plan.results])
-        for record in records:
-            self.fences.raise_to(record.rollout_id, record.attempt - 1)
-            self._store.put(record)
-        self.progressed()
-        self.gate.nudge()
+    @property
+    def held(self) -> int:
+        """How many rollouts are held: live, finished and unreleased, or with sessions or rows here."""
+        return len(self._store.attempts()) if self.registry is None else len(self.registry.live) + len(self.feed)
+
+    @property
+    def changes(self) -> int:
+        """A number that is another one whenever ``highest`` of a rollout may have risen."""
+        return self._progress + self.fences.changes
+
+    def attempts(self) -> list[tuple[str, int]]:
+        """Return everything that a restore drops: every live rollout and unreleased result, or every record."""
+        return self._store.attempts() if self.registry is None else self.registry.attempts()
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 
@@ -548,6 +552,7 @@ class Core:
             self._restorer.abandon()
         if self.registry is not None:
             await self.registry.close()
+        self.remains.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._writer.close()
         await self.journal.close()

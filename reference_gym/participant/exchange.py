@@ -44,6 +44,7 @@ SLOWEST = 16 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 _RETRY_AFTER_MS = 1_000
+_LARGE = 64 * 1024
 
 Body = Callable[[], AsyncIterator[bytes]]
 """Yields a body as far as it is asked for; raises ``ClientGone`` when the rest of it will not come."""
@@ -186,6 +187,13 @@ def read_message(schema: str, request: Request, data: bytes) -> Any:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise InvalidRequest(f"{'/'.join(map(str, fault['loc']))}: {fault['msg'][:500]}") from error
+
+
+async def read_large(schema: str, request: Request, data: bytes) -> Any:
+    """Return what ``read_message`` does; a large body is read on a thread, so that others are served meanwhile."""
+    if len(data) <= _LARGE:
+        return read_message(schema, request, data)
+    return await asyncio.to_thread(read_message, schema, request, data)
 
 
 def read_caller(request: Request) -> Caller:

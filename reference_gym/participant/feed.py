@@ -13,10 +13,12 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from reference_gym.participant.journal import Journal, NoJournal
 from reference_gym.participant.jsontext import encode
 from reference_gym.participant.result import Finished
+from reference_gym.participant.slices import Slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class Feed:
     def failures(self) -> int:
         """How many unreleased results are failures."""
         return len(self._results) - self.successes
+
+    def __len__(self) -> int:
+        return len(self._results)
 
     def get(self, rollout_id: str) -> Finished | None:
         """Return the unreleased result of a rollout, or None."""
@@ -99,29 +104,60 @@ class Feed:
             self._numbers = sorted(self._by_number)
         return finished
 
-    def renew(self, results: Iterable[Finished]) -> None:
-        """Become a new feed that serves exactly these results (CKPT-FEED-004)."""
-        self.id = _new_id()
-        self.successes = 0
-        self._results, self._numbers, self._by_number = {}, [], {}
-        self._journal.note("feed", id=self.id)
+    async def build(self, journal: Journal, results: Iterable[Finished]) -> Feed:
+        """Return, aside, a new feed that serves exactly these results and numbers them on (CKPT-FEED-004).
+
+        Args:
+            journal: where what is built is noted.
+            results: those that a restore makes current.
+        """
+        built, slices = Feed(journal), Slices()
+        built._next_number = self._next_number
+        journal.note("feed", id=built.id)
         for finished in results:
-            self.add(finished)
+            built.add(finished)
+            await slices.give_way()
+        return built
+
+    def renew(self, built: Feed) -> None:
+        """Become the feed that was built aside."""
+        self.id = built.id
+        self._take(built)
         self.wake()
 
-    def page(self, after: str, max_items: int, max_bytes: int) -> Page:
-        """Return what comes after a cursor.
+    def clear(self) -> None:
+        """Serve nothing any more, under the same id."""
+        self._journal.note("feed", id=self.id)
+        empty = Feed()
+        empty._next_number = self._next_number
+        self._take(empty)
+
+    def _take(self, built: Feed) -> None:
+        self.successes = built.successes
+        self._results, self._numbers, self._by_number = built._results, built._numbers, built._by_number
+        self._next_number = max(self._next_number, built._next_number)
+
+    async def page(self, after: str, max_items: int, max_bytes: int) -> Page:
+        """Return what comes after a cursor, all of it of one feed.
 
         Args:
             after: a cursor of this feed; anything else is the beginning.
             max_items: the most items.
             max_bytes: the most bytes of the whole page, unless it holds a single item.
         """
-        position = self._position(after)
+        feed = ""
+        while feed != self.id:  # A page takes several slices; a restore that comes in between begins another feed.
+            feed, page = self.id, await self._page(after, max_items, max_bytes)
+        return page
+
+    async def _page(self, after: str, max_items: int, max_bytes: int) -> Page:
+        slices = Slices()
+        feed, position = self.id, self._position(after)
         items: list[bytes] = []
         size = 256  # What stands around the items.
         more = False
-        for number, finished in self._after(position):
+        for number, finished in list(islice(self._after(position), max_items + 1)):
+            await slices.give_way()
             item = encode({"receipt": finished.receipt.as_json(), "result": finished.text})
             if items and (len(items) >= max_items or size + len(item) + 1 > max_bytes):
                 more = True
@@ -129,7 +165,7 @@ class Feed:
             items.append(item)
             size += len(item) + 1
             position = number
-        return Page(tuple(items), f"{self.id}.{position}", more)
+        return Page(tuple(items), f"{feed}.{position}", more)
 
     async def wait(self) -> None:
         """Return after something was added, or after the feed was renewed or woken."""

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from reference_gym.participant.errors import StaleAttempt
 from reference_gym.participant.journal import Journal, NoJournal
+from reference_gym.participant.log_format import Entry
+from reference_gym.participant.slices import Slices
 
 
 def hashed(rollout_id: str) -> str:
@@ -40,8 +42,33 @@ class Tombstone:
         return [self.attempt, self.kind, self.digest, self.final]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a discard leaves of one rollout: a fence, perhaps a tombstone, and what the log is told of both."""
+
+    through: int
+    stone: Tombstone | None
+    notes: tuple[Entry, ...] = ()
+
+    @classmethod
+    def of(cls, key: str, through: int, *, buried: bool, kept: bool) -> Mark:
+        """Return the mark of a rollout.
+
+        Args:
+            key: its hashed id.
+            through: the attempt that was installed.
+            buried: whether rollouts are owned here, so that it leaves a tombstone.
+            kept: whether there is a log.
+        """
+        stone = Tombstone(through, "retired") if buried else None
+        notes = [Entry({"op": "fence", "key": key, "through": through})]
+        if stone is not None:
+            notes.append(Entry({"op": "bury", "key": key, "stone": stone.as_list()}))
+        return cls(through, stone, tuple(notes) if kept else ())
+
+
 class Fences:
-    """The fences and tombstones of one participant.
+    """The fences and tombstones of one participant; ``changes`` counts how often a fence was raised.
 
     Args:
         journal: where changes are noted.
@@ -52,6 +79,7 @@ class Fences:
         self._fences: dict[str, int] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._released = 0
+        self.changes = 0
 
     @property
     def released(self) -> int:
@@ -108,18 +136,54 @@ class Fences:
         """Return all tombstones as they are now, by hashed id."""
         return dict(self._tombstones)
 
-    def replace(self, tombstones: Mapping[str, Tombstone], kept: Mapping[str, int]) -> None:
-        """Install the tombstones of a restore; the replaced ones leave fences (CKPT-FENCE-009 to CKPT-FENCE-011).
+    def held(self, rollout_id: str) -> int:
+        """Return the highest attempt that is fenced or has a tombstone, -1 if there is none."""
+        key = hashed(rollout_id)
+        through, stone = self._fences.get(key, -1), self._tombstones.get(key)
+        return through if stone is None else max(through, stone.attempt)
+
+    def replace(self, built: Fences) -> None:
+        """Raise to what a restore has built aside, and take its tombstones in place of all (CKPT-FENCE-009, -010)."""
+        fences = self._fences
+        for key, through in built._fences.items():
+            if through > fences.get(key, -1):
+                fences[key] = through
+        self._set(built._tombstones)
+
+    def discard(self, marks: Mapping[str, Mark]) -> None:
+        """Fence and bury what a restore installed and nobody resumed, but for what has a tombstone by now."""
+        notes: list[Entry] = []
+        for key, mark in marks.items():
+            if key in self._tombstones:
+                continue
+            if mark.through > self._fences.get(key, -1):
+                self._fences[key] = mark.through
+            if mark.stone is not None:
+                self._tombstones[key] = mark.stone
+                self._released += mark.stone.kind == "released"
+            notes += mark.notes
+        self.changes += 1
+        self._journal.note_all(notes)
+
+    async def build(self, journal: Journal, tombstones: Mapping[str, Tombstone], kept: Mapping[str, int]) -> Fences:
+        """Return, aside, the tombstones of a restore, and the fences that the present ones leave (CKPT-FENCE-011).
 
         Args:
+            journal: where what is built is noted.
             tombstones: those of the source.
             kept: the results that the restore makes current: rollout id to attempt. Their own attempt stays free.
         """
+        built, slices = Fences(journal), Slices()
         free = {hashed(rollout_id): attempt for rollout_id, attempt in kept.items()}
-        for key, gone in self._tombstones.items():
-            self._raise(key, gone.attempt - (free.get(key) == gone.attempt))
-        self._set(tombstones)
-        self._journal.note("tombs", stones={key: stone.as_list() for key, stone in tombstones.items()})
+        for key, gone in list(self._tombstones.items()):
+            built._raise(key, gone.attempt - (free.get(key) == gone.attempt))
+            await slices.give_way()
+        journal.note("tombs", stones={})
+        for key, stone in tombstones.items():
+            journal.note("bury", key=key, stone=stone.as_list())
+            await slices.give_way()
+        built._set(tombstones)
+        return built
 
     def stale(self, attempts: Iterable[tuple[str, int]]) -> StaleAttempt | None:
         """Return one refusal that names every fenced attempt of these (rollout id, attempt), or None."""
@@ -139,6 +203,7 @@ class Fences:
         if through <= self._fences.get(key, -1):
             return False
         self._fences[key] = through
+        self.changes += 1
         self._journal.note("fence", key=key, through=through)
         return True
 

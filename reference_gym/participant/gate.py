@@ -11,6 +11,7 @@ Everything runs on one event loop, so a coroutine that finds the gate open may b
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from itertools import count
 from typing import Literal
 
 from reference_gym.participant.clock import Clock
+from reference_gym.participant.slices import STEPS
 
 Kind = Literal["effect", "verification", "generation", "worker"]
 MAX_BLOCKERS = 100
@@ -84,11 +86,12 @@ class Gate:
         self._position = Position.OPEN
         self._running: dict[int, Running] = {}
         self._by_rollout: dict[str, set[int]] = {}
-        self._turns: dict[str, int] = {}
+        self._turns: dict[str, tuple[int, int]] = {}
         self._blocking = 0
         self._handlers = 0
         self._numbers = count()
-        self._moved = asyncio.Event()
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._waking: deque[asyncio.Future[None]] = deque()
 
     @property
     def is_open(self) -> bool:
@@ -112,7 +115,7 @@ class Gate:
 
     def turn_of(self, rollout_id: str) -> int | None:
         """Return the number of the agent's open turn of a rollout, or None."""
-        return self._turns.get(rollout_id)
+        return self._turns.get(rollout_id, (0, None))[1]
 
     def running_of(self, rollout_id: str, through: int) -> bool:
         """Return whether a handler of an attempt up to ``through`` of this rollout still runs."""
@@ -152,7 +155,7 @@ class Gate:
         self._blocking += blocks
         self._handlers += handler
         if turn is not None and not handler:
-            self._turns[rollout_id] = turn
+            self._turns[rollout_id] = number, turn
         try:
             yield
         finally:
@@ -162,8 +165,8 @@ class Gate:
                 del self._by_rollout[rollout_id]
             self._blocking -= running.blocks
             self._handlers -= handler
-            if turn is not None and not handler:
-                self._turns.pop(rollout_id, None)
+            if self._turns.get(rollout_id, (None, 0))[0] == number:
+                del self._turns[rollout_id]
             self._on_change()
 
     def abandon(self, rollout_id: str) -> None:
@@ -172,11 +175,20 @@ class Gate:
             self._blocking -= running.blocks
             running.blocks = False
         self._on_change()
-        self.nudge()
+        self.nudge(rollout_id)
 
-    def nudge(self) -> None:
-        """Wake whoever waits at the gate to look again: its attempt may be fenced by now."""
+    def abandon_all(self) -> None:
+        """Stop counting everything that runs, because a restore has dropped all earlier work."""
+        for running in self._running.values():
+            running.blocks = False
+        self._blocking = 0
+        self._on_change()
         self._wake()
+
+    def nudge(self, rollout_id: str) -> None:
+        """Wake who waits at the gate for this rollout to look again: its attempt may be fenced by now."""
+        for waiting in self._waiting.pop(rollout_id, ()):
+            _wake(waiting)
 
     def blocked_rollouts(self) -> set[str]:
         """Return the ids of the rollouts that a prepare waits for."""
@@ -218,25 +230,55 @@ class Gate:
             case Position.OPEN:
                 return True
             case Position.CLOSING:
-                return last_turn == turn or self._turns.get(rollout_id) == turn
+                return last_turn == turn or self.turn_of(rollout_id) == turn
             case Position.SEALED:
                 return False
 
-    async def wait_open(self) -> None:
+    async def wait_open(self, rollout_id: str = "") -> None:
         """Return once the gate is open; nothing has run since it was found so."""
         while not self.is_open:
-            await self.wait_change()
+            await self.wait_change(rollout_id)
 
-    async def wait_change(self) -> None:
-        """Return after the gate has next changed its position."""
-        await self._moved.wait()
+    async def wait_change(self, rollout_id: str = "") -> None:
+        """Return after the gate has next changed its position, or somebody has nudged this rollout.
+
+        Whoever waits for no rollout is woken at once, the others in slices: ten thousand of them would keep the event
+        loop from serving anybody.
+        """
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(rollout_id, set()).add(waiting)
+        try:
+            await waiting
+        finally:
+            if (others := self._waiting.get(rollout_id)) is not None:
+                others.discard(waiting)
+                if not others:
+                    del self._waiting[rollout_id]
 
     def _of(self, rollout_id: str) -> list[Running]:
         return [self._running[number] for number in self._by_rollout.get(rollout_id, ())]
 
     def _wake(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self.nudge("")
+        if not self._waiting:
+            return
+        begun = bool(self._waking)
+        for waiting in self._waiting.values():
+            self._waking.extend(waiting)
+        self._waiting = {}
+        if not begun:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        for _ in range(min(STEPS, len(self._waking))):
+            _wake(self._waking.popleft())
+        if self._waking:
+            asyncio.get_running_loop().call_soon(self._wake_some)
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _detail(running: Running) -> str:

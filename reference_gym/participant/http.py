@@ -36,6 +36,7 @@ from reference_gym.participant.exchange import (
     read_body,
     read_caller,
     read_json,
+    read_large,
     read_message,
     refusal,
     require_size,
@@ -177,7 +178,7 @@ class ControlPlane:
 
     async def _post(self, route: Route, request: Request, body: Body) -> Response:
         data = await read_body(request, body, self.participant.config.limits)
-        message = read_message(str(route.schema), request, data)
+        message = await read_large(str(route.schema), request, data)
         caller = read_caller(request)
         if route.profile not in self.participant.config.profiles:
             raise Unsupported(f"the profile {route.profile} is not offered here")

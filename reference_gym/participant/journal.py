@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
@@ -25,6 +25,15 @@ class Journal(Protocol):
 
     def note(self, op: str, *pieces: bytes, **values: Any) -> None:
         """Note one change; see ``LogState`` for the operations."""
+        ...
+
+    @property
+    def kept(self) -> bool:
+        """Whether notes are kept at all."""
+        ...
+
+    def note_all(self, entries: Sequence[Entry]) -> None:
+        """Note changes that were put down aside, in one batch with all else of this step."""
         ...
 
     def progressed(self, progress: int) -> None:
@@ -47,7 +56,12 @@ class Journal(Protocol):
 class NoJournal:
     """Nothing survives the process, and nobody waits."""
 
+    kept = False
+
     def note(self, op: str, *pieces: bytes, **values: Any) -> None:
+        """Nothing is kept."""
+
+    def note_all(self, entries: Sequence[Entry]) -> None:
         """Nothing is kept."""
 
     def progressed(self, progress: int) -> None:
@@ -62,6 +76,23 @@ class NoJournal:
 
     async def close(self) -> None:
         """Nothing to do."""
+
+
+class Draft(NoJournal):
+    """Notes of what is built aside: they count once they are handed to ``note_all`` of the journal itself.
+
+    Args:
+        journal: where they will go; where nothing is kept, nothing is put down.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.entries: list[Entry] = []
+        self.kept = journal.kept
+
+    def note(self, op: str, *pieces: bytes, **values: Any) -> None:
+        """Put down one change."""
+        if self.kept:
+            self.entries.append(Entry({"op": op, **values}, pieces))
 
 
 class LogJournal:
@@ -96,6 +127,18 @@ class LogJournal:
         if self._writer is None or self._lost:
             return
         self._pending.append(Entry({"op": op, **values}, pieces))
+        self._order()
+
+    @property
+    def kept(self) -> bool:
+        """Whether notes are kept: not before the log was opened, nor after it was lost."""
+        return self._writer is not None and not self._lost
+
+    def note_all(self, entries: Sequence[Entry]) -> None:
+        """Note changes that were put down aside, in one batch with all else of this step."""
+        if not entries or not self.kept:
+            return
+        self._pending.extend(entries)
         self._order()
 
     def progressed(self, progress: int) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from reference_gym.participant import failpoints
 from reference_gym.participant.clock import Clock
@@ -27,6 +28,7 @@ from reference_gym.participant.jsontext import NotRepresentable
 from reference_gym.participant.records import BoundaryStore, Record
 from reference_gym.participant.result import conclude
 from reference_gym.participant.rollout import Rollout, internal_failure
+from reference_gym.participant.slices import STEPS
 from reference_gym.participant.state import (
     Agent,
     RolloutFailure,
@@ -45,6 +47,14 @@ class Entry:
     text: bytes
     task: asyncio.Task[None] | None = None
     restart: str | None = None
+
+
+@dataclass(slots=True)
+class BuiltRollouts:
+    """Rollouts that were built aside: ``live`` by id, and which of them only start again after a restore."""
+
+    live: dict[str, Entry] = field(default_factory=dict)
+    restart_only: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,8 @@ class LiveRollouts(ABC):
         self._stopped: set[str] = set()
         self._restart_only: set[str] = set()
         self._stopping: dict[str, set[asyncio.Task[None]]] = {}
+        self._dropped: list[dict[str, Entry]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sorted: list[str] | None = None
 
     # --- the host of its rollouts -------------------------------------------------------------------------------------
@@ -99,6 +111,15 @@ class LiveRollouts(ABC):
     def now(self) -> float:
         """Return the participant's monotonic time in seconds."""
         return self._shared.clock.now()
+
+    def holds(self, rollout: Rollout) -> bool:
+        """Return whether this attempt is still the current one of its rollout: a restore drops all at once."""
+        entry = self.live.get(rollout.rollout_id)
+        return entry is not None and entry.rollout is rollout
+
+    def stopping(self, rollout_id: str) -> bool:
+        """Return whether a task of this rollout has been told to end and has not yet."""
+        return rollout_id in self._stopping or any(rollout_id in dropped for dropped in self._dropped)
 
     async def settled(self) -> None:
         """Return once everything that has changed here would survive the process (CKPT-DIR-023)."""
@@ -182,13 +203,37 @@ class LiveRollouts(ABC):
         self._halt(entry)
 
     def _halt(self, entry: Entry) -> None:
+        self._cancel(entry)
+        self._shared.gate.abandon(entry.rollout.rollout_id)
+
+    def _cancel(self, entry: Entry) -> None:
         entry.rollout.ended = True
         rollout_id, task = entry.rollout.rollout_id, entry.task
         if task is not None and not task.done() and task is not asyncio.current_task():
             self._stopping.setdefault(rollout_id, set()).add(task)
             task.add_done_callback(partial(self._stopped_task, rollout_id))
             task.cancel()
-        self._shared.gate.abandon(rollout_id)
+
+    def _replace(self, built: BuiltRollouts) -> None:
+        """Make rollouts current in place of all others, whose work is over from now on; it is cancelled in slices."""
+        gone, self.live = self.live, built.live
+        self._stopped, self._restart_only, self._sorted = set(), built.restart_only, None
+        if gone:
+            self._dropped.append(gone)
+            self._spawn(self._cancel_all(gone), "ending of dropped rollouts")
+
+    async def _cancel_all(self, gone: dict[str, Entry]) -> None:
+        while gone:
+            for _ in range(min(STEPS, len(gone))):
+                self._cancel(gone.popitem()[1])
+            await asyncio.sleep(0)
+        self._dropped = [dropped for dropped in self._dropped if dropped is not gone]
+        self._shared.freed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _stopped_task(self, rollout_id: str, task: asyncio.Task[None]) -> None:
         tasks = self._stopping[rollout_id]
@@ -256,8 +301,9 @@ class LiveRollouts(ABC):
 
     async def close(self) -> None:
         """Stop every task; the process is about to end."""
-        tasks = {entry.task for entry in self.live.values() if entry.task is not None}.union(*self._stopping.values())
-        for entry in self.live.values():
+        entries = [entry for known in (self.live, *self._dropped) for entry in known.values()]
+        tasks = {entry.task for entry in entries if entry.task is not None}.union(self._tasks, *self._stopping.values())
+        for entry in entries:
             entry.rollout.ended = True
         for task in tasks:
             task.cancel()

@@ -173,7 +173,7 @@ class LogState:
         self.feed, self.results = header["id"], {}
 
     def _fence(self, header: Mapping[str, Any], _: Place) -> None:
-        self.fences[header["key"]] = header["through"]
+        self.fences[header["key"]] = max(header["through"], self.fences.get(header["key"], -1))
 
     def _bury(self, header: Mapping[str, Any], _: Place) -> None:
         self.tombstones[header["key"]] = list(header["stone"])

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from reference_gym.participant.artifacts import FRAME_BYTES, INDEX, MANIFEST, PLACES, RESULTS, STATE, TOMBSTONES, frame
+from reference_gym.participant.artifacts import FRAME, FRAME_BYTES, INDEX, MANIFEST, PLACES, RESULTS, STATE, TOMBSTONES
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.directories import hold
 from reference_gym.participant.errors import CheckpointCorrupt, Internal, StateIncompatible, StateMismatch
@@ -31,6 +31,7 @@ from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.jsontext import NotJson, decode, decode_private
 from reference_gym.participant.log_format import LogDamaged, Place, entry_at, is_segment, segment_name
 from reference_gym.participant.result import Finished
+from reference_gym.participant.slices import Rests, free
 from spec import wire
 from spec.messages import IndexRecord, ParticipantManifest
 
@@ -51,6 +52,10 @@ class Source:
     results: dict[str, Finished] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     environments: dict[str, str] = field(default_factory=dict)
+
+    def tables(self) -> list[Mapping[Any, Any]]:
+        """Return what takes long to free."""
+        return [self.index, self.payloads, self.results]
 
 
 def read_source(
@@ -82,10 +87,29 @@ def read_source(
     """
     if not directory.is_dir():
         raise CheckpointCorrupt(f"{MANIFEST} is missing")
+    source = Source()
+    try:
+        _read_into(source, directory, manifest_digest, config, run_id, checkpoint_id, wanted, stop)
+    except BaseException:
+        free(*source.tables())
+        raise
+    return source
+
+
+def _read_into(
+    source: Source,
+    directory: Path,
+    manifest_digest: str,
+    config: ParticipantConfig,
+    run_id: str,
+    checkpoint_id: str,
+    wanted: frozenset[str],
+    stop: threading.Event,
+) -> None:
     with hold(directory) as held:
         manifest = _manifest(held.path, manifest_digest)
         _compatible(manifest, config, run_id, checkpoint_id)
-        source = Source(environments={env.name: env.state_version for env in manifest.environments})
+        source.environments = {env.name: env.state_version for env in manifest.environments}
         named = {file.name: file for file in manifest.files}
         if len(named) != len(manifest.files):
             (twice, _), *_ = Counter(file.name for file in manifest.files).most_common(1)
@@ -113,7 +137,6 @@ def read_source(
                 raise CheckpointCorrupt(f"{PLACES} has {rollout_id} in a segment that {MANIFEST} does not name")
         if manifest.index.digest != named[INDEX].digest or manifest.index.name != INDEX:
             raise CheckpointCorrupt(f"{MANIFEST} names two indexes")
-    return source
 
 
 def _manifest(directory: Path, digest: str) -> ParticipantManifest:
@@ -171,10 +194,11 @@ def _read(
 ) -> None:
     """Hand every record of a file to ``take`` and judge the file; nothing taken counts if this raises."""
     found = hashlib.sha256()
-    length = number = 0
+    rests, length, number = Rests(), 0, 0
     damaged: str | None = None
     with _open(path) as file, _readable(path):
         for number, line in enumerate(_lines(file, size), 1):
+            rests.rest()
             if stop.is_set():
                 raise ReadStopped
             found.update(line)
@@ -216,8 +240,9 @@ def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _record(line: bytes) -> bytes:
     record = line[FRAME_BYTES:-2]
-    if line != frame(record):
-        raise NotJson(f"its checksum is not that of its content (crc32 {zlib.crc32(record):08x})")
+    crc = zlib.crc32(record)
+    if line[:FRAME_BYTES] != FRAME % crc or not line.endswith(b"}\n"):
+        raise NotJson(f"its checksum is not that of its content (crc32 {crc:08x})")
     return record
 
 
@@ -246,7 +271,7 @@ def _read_segment(
     """Judge a segment of the boundary log as a whole, and take the payloads that are wanted."""
     here = {key: place for key, place in places.items() if segment_name(place.segment) == path.name}
     found = hashlib.sha256()
-    length = 0
+    length, rests = 0, Rests()
     with _open(path) as file, _readable(path):
         while data := file.read(1024 * 1024):
             if stop.is_set():
@@ -259,6 +284,7 @@ def _read_segment(
         if len(here) != records:
             raise CheckpointCorrupt(f"{path.name} has {len(here)} records instead of {records}")
         for rollout_id in sorted(wanted & here.keys()):
+            rests.rest()
             if stop.is_set():
                 raise ReadStopped
             try:

@@ -114,7 +114,7 @@ class Reads(Core):
         self._rollouts()
         deadline = self._deadline(wait_ms)
         while True:
-            page = self.feed.page(after, self._page_items(limit), self.config.limits.max_page_bytes)
+            page = await self.feed.page(after, self._page_items(limit), self.config.limits.max_page_bytes)
             if page.items or self.draining or self.clock.now() >= deadline:
                 return page_text(page.items, {"feed": self.feed.id, "next": page.next, "more": page.more}, "results")
             waiting = asyncio.ensure_future(self.feed.wait())

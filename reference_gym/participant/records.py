@@ -114,13 +114,25 @@ class BoundaryStore(Protocol):
         """Forget a rollout."""
         ...
 
-    def clear(self) -> None:
-        """Forget all."""
+    def clear(self) -> Mapping[str, Record]:
+        """Forget all; return what was there."""
+        ...
+
+    def aside(self, journal: Journal) -> BoundaryStore:
+        """Return an empty store of the same kind, for what a restore builds; it notes what it is given there."""
+        ...
+
+    def replace(self, built: BoundaryStore) -> Mapping[str, Record]:
+        """Hold what was built aside, and nothing else; return what was there."""
         ...
 
     @property
     def unable(self) -> Mapping[str, str]:
         """The rollouts that cannot continue from their last boundary, with the reason; not to be changed."""
+        ...
+
+    def attempts(self) -> list[tuple[str, int]]:
+        """Return every rollout with the attempt of its last boundary."""
         ...
 
     @property
@@ -152,6 +164,10 @@ class MemoryStore:
         """The rollouts that cannot continue from their last boundary, with the reason; not to be changed."""
         return self._unable
 
+    def attempts(self) -> list[tuple[str, int]]:
+        """Return every rollout with the attempt of its last boundary."""
+        return [(rollout_id, record.attempt) for rollout_id, record in self._records.items()]
+
     def put(self, record: Record) -> None:
         """Keep a boundary in place of the rollout's earlier one."""
         self._records[record.rollout_id] = record
@@ -172,10 +188,23 @@ class MemoryStore:
             self._journal.note("drop", rollout_id=rollout_id)
         self._unable.pop(rollout_id, None)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._records, self._unable = {}, {}
+    def clear(self) -> Mapping[str, Record]:
+        """Forget all; return what was there."""
+        gone, self._records, self._unable = self._records, {}, {}
         self._journal.note("clear")
+        return gone
+
+    def aside(self, journal: Journal) -> MemoryStore:
+        """Return an empty store of the same kind, for what a restore builds; it notes what it is given there."""
+        journal.note("clear")
+        return MemoryStore(self._max, journal)
+
+    def replace(self, built: BoundaryStore) -> Mapping[str, Record]:
+        """Hold what was built aside, and nothing else; return what was there."""
+        gone = self._records
+        records, unable = built.cut()
+        self._records, self._unable = dict(records), dict(unable)
+        return gone
 
     @property
     def empty(self) -> bool:

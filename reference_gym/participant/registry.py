@@ -17,12 +17,13 @@ from typing import Any
 
 from reference_gym.participant import failpoints
 from reference_gym.participant.encoding import Saved, head, start_of, start_text
-from reference_gym.participant.feed import Page
+from reference_gym.participant.feed import Feed, Page
 from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.jsontext import encode
-from reference_gym.participant.live import Entry, LiveRollouts, Shared
-from reference_gym.participant.result import Finished, Receipt
+from reference_gym.participant.live import BuiltRollouts, Entry, LiveRollouts, Shared
+from reference_gym.participant.result import Receipt
 from reference_gym.participant.rollout import Rollout
+from reference_gym.participant.slices import STEPS, Slices
 from reference_gym.participant.state import (
     Policy,
     Start,
@@ -31,12 +32,9 @@ from reference_gym.participant.state import (
 from spec.messages import Policy as PolicyMessage
 from spec.messages import StartRollout
 
-__all__ = ["SLICE", "Entry", "Registry", "Shared"]
+__all__ = ["BuiltRollouts", "Entry", "Registry", "Shared"]
 
 logger = logging.getLogger(__name__)
-
-SLICE = 100
-"""How many rollouts are built before others get a turn on the event loop."""
 
 Verdict = tuple[str, Receipt | None, str | None]
 """The outcome of one item of a start call, with its receipt and detail."""
@@ -49,9 +47,9 @@ class Registry(LiveRollouts):
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    def start(self, items: Sequence[StartRollout], policy: PolicyMessage | None) -> list[dict[str, Any]]:
-        """Judge the items of one start call; return their outcomes in order."""
-        outcomes = []
+    async def start(self, items: Sequence[StartRollout], policy: PolicyMessage | None) -> list[dict[str, Any]]:
+        """Judge the items of one start call, each by itself and in slices; return their outcomes in order."""
+        outcomes, slices = [], Slices()
         times = Counter(item.rollout_id for item in items)
         for item in items:
             outcome: dict[str, Any] = {"rollout_id": item.rollout_id, "attempt": item.attempt}
@@ -64,6 +62,7 @@ class Registry(LiveRollouts):
             if detail is not None:
                 outcome["detail"] = detail
             outcomes.append(outcome)
+            await slices.give_way()
         return outcomes
 
     def _start(self, item: StartRollout, policy: PolicyMessage | None) -> Verdict:
@@ -202,10 +201,6 @@ class Registry(LiveRollouts):
         if not rollout.ended:
             self.retire(rollout.rollout_id, rollout.attempt)
 
-    def stopping(self, rollout_id: str) -> bool:
-        """Return whether a task of this rollout has been told to end and has not yet."""
-        return rollout_id in self._stopping
-
     # --- what can be read ---------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
@@ -240,16 +235,26 @@ class Registry(LiveRollouts):
         size = 256  # What stands around the items.
         last = after
         for at in range(bisect_right(self._sorted, after), len(self._sorted)):
-            described = self.describe(self._sorted[at])
-            if described is None or (state is not None and described["state"] != state):
+            rollout_id = self._sorted[at]
+            if state is not None and self._state(rollout_id) != state:
+                continue
+            described = self.describe(rollout_id)
+            if described is None:
                 continue
             item = encode(described)
             if items and (len(items) >= max_items or size + len(item) + 1 > max_bytes):
                 return Page(tuple(items), last, more=True)
             items.append(item)
             size += len(item) + 1
-            last = self._sorted[at]
+            last = rollout_id
         return Page(tuple(items), last, more=False)
+
+    def _state(self, rollout_id: str) -> str | None:
+        """Return the state of a live or finished rollout."""
+        if (entry := self.live.get(rollout_id)) is not None:
+            return "restart" if entry.restart else entry.rollout.activity
+        finished = self._shared.feed.get(rollout_id)
+        return None if finished is None else "finished" if finished.success else "failed"
 
     def describe(self, rollout_id: str) -> dict[str, Any] | None:
         """Return one rollout as in the schema ``rollout``, or None if this incarnation does not know it."""
@@ -283,20 +288,22 @@ class Registry(LiveRollouts):
 
     # --- restoring ----------------------------------------------------------------------------------------------------
 
-    async def build(self, plan: Iterable[tuple[Saved, int]], policy: Policy | None) -> list[Entry]:
+    async def build(self, plan: Iterable[tuple[Saved, int]], policy: Policy | None) -> BuiltRollouts:
         """Return the restored rollouts, built aside and parked.
 
         Args:
             plan: what was saved, and the attempt as which it continues.
             policy: replaces the saved ones, or None.
         """
-        built = []
+        built, slices = BuiltRollouts(), Slices()
         for saved, attempt in plan:
             if saved.start is None:
                 continue
-            built.append(self._rebuilt(saved, saved.start, attempt, policy))
-            if len(built) % SLICE == 0:
-                await asyncio.sleep(0)  # A large restore must not keep status and lease from being served.
+            rollout_id = saved.start.rollout_id
+            built.live[rollout_id] = self._rebuilt(saved, saved.start, attempt, policy)
+            if self._config.restart_only(saved.start.environment, saved.start.agent):
+                built.restart_only.add(rollout_id)
+            await slices.give_way()  # A large restore must not keep status and lease from being served.
         return built
 
     def _rebuilt(self, saved: Saved, start: Start, attempt: int, policy: Policy | None) -> Entry:
@@ -323,45 +330,37 @@ class Registry(LiveRollouts):
         if entry is not None and entry.restart is None:
             self._stop(entry, reason)
 
-    def drop_all(self, kept: Mapping[str, int]) -> None:
-        """Fence and drop all work and all results, because a restore replaces them (CKPT-RESTORE-015, -016).
+    def attempts(self) -> list[tuple[str, int]]:
+        """Return the attempts that a restore fences: of everything live, and of every unreleased result."""
+        live = [(rollout_id, entry.rollout.attempt) for rollout_id, entry in self.live.items()]
+        return live + [(done.receipt.rollout_id, done.receipt.attempt) for done in self._shared.feed.all()]
 
-        Args:
-            kept: the results that the restore makes current: rollout id to attempt. Their own attempt stays free.
-        """
-        for rollout_id, entry in list(self.live.items()):
-            attempt = entry.rollout.attempt
-            self._shared.fences.raise_to(rollout_id, attempt - (kept.get(rollout_id) == attempt))
-            self._remove(entry)
-        for finished in self._shared.feed.all():
-            rollout_id, attempt = finished.receipt.rollout_id, finished.receipt.attempt
-            self._shared.fences.raise_to(rollout_id, attempt - (kept.get(rollout_id) == attempt))
-
-    def install(self, built: Iterable[Entry], results: Sequence[Finished]) -> None:
-        """Make restored rollouts and results current; the parts have been installed before."""
-        self._shared.feed.renew(results)
-        for entry in built:
-            self._insert(entry)
-            self._shared.fences.raise_to(entry.rollout.rollout_id, entry.rollout.attempt - 1)
-        self._sorted = None
+    def install(self, built: BuiltRollouts, feed: Feed) -> None:
+        """Make restored rollouts and results current in place of all others (CKPT-RESTORE-014, -015)."""
+        self._replace(built)
+        self._shared.feed.renew(feed)
 
     def continue_restored(self) -> None:
-        """Run every restored rollout (CKPT-RESTORE-033)."""
-        for entry in self.live.values():
-            if entry.task is None and entry.restart is None:
-                entry.rollout.activity = "running"
-                self._run(entry)
+        """Run every restored rollout (CKPT-RESTORE-033): some now, the others in slices while the gate is open."""
+        waiting = [entry for entry in self.live.values() if entry.task is None and entry.restart is None]
+        for entry in waiting[:STEPS]:
+            self._continue(entry)
+        if len(waiting) > STEPS:
+            self._spawn(self._continue_all(waiting[STEPS:]), "continuing of restored rollouts")
+
+    async def _continue_all(self, waiting: Sequence[Entry]) -> None:
+        for number, entry in enumerate(waiting):
+            if number % STEPS == 0:
+                await asyncio.sleep(0)
+            await self._shared.gate.wait_open("")  # What has not begun when the next prepare comes begins after it.
+            self._continue(entry)
+
+    def _continue(self, entry: Entry) -> None:
+        if entry.task is None and not entry.rollout.ended:
+            entry.rollout.activity = "running"
+            self._run(entry)
 
     def discard_installed(self) -> None:
-        """Drop and fence what a restore installed and nobody resumed (CKPT-ABORT-007, -008, -012)."""
-        for rollout_id, entry in list(self.live.items()):
-            self._shared.fences.raise_to(rollout_id, entry.rollout.attempt)
-            self._remove(entry)
-            self._shared.drop(rollout_id)
-            self._shared.fences.bury(rollout_id, Tombstone(entry.rollout.attempt, "retired"))
-        for finished in self._shared.feed.all():
-            rollout_id, attempt = finished.receipt.rollout_id, finished.receipt.attempt
-            self._shared.feed.remove(rollout_id)
-            self._shared.fences.raise_to(rollout_id, attempt)
-            self._shared.fences.bury(rollout_id, Tombstone(attempt, "retired"))
-        self._sorted = None
+        """Drop what a restore installed and nobody resumed; its fences and tombstones are the caller's."""
+        self._replace(BuiltRollouts())
+        self._shared.feed.clear()

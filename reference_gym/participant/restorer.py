@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from reference_gym.participant import failpoints
+from reference_gym.participant import failpoints, installing
 from reference_gym.participant.committing import shared_future
 from reference_gym.participant.encoding import continued
 from reference_gym.participant.errors import Internal, NotReady, ProtocolError, StaleCheckpoint
@@ -21,7 +22,7 @@ from reference_gym.participant.gate import MAX_BLOCKERS
 from reference_gym.participant.machine import Step
 from reference_gym.participant.reading import ReadStopped, Source, read_source
 from reference_gym.participant.records import Record
-from reference_gym.participant.registry import SLICE, Entry
+from reference_gym.participant.registry import BuiltRollouts
 from reference_gym.participant.restoring import Plan, make_plan, require_above_fences
 from reference_gym.participant.state import CannotContinue, Part, Policy
 from spec.messages import RestoreRequest
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from reference_gym.participant.core import Core
 
 logger = logging.getLogger(__name__)
+
+Tables = TypeVar("Tables", Source, Plan)
 
 
 class Restorer:
@@ -51,6 +54,8 @@ class Restorer:
         self._deadline = deadline - 0.001
         self._stop = threading.Event()
         self._built: list[tuple[Part, Any]] = []
+        self._empty: list[tuple[Part, Any]] = []
+        self._used: list[Mapping[Any, Any]] = []
         loop, name = asyncio.get_running_loop(), f"restore {request.checkpoint_id}"
         # Only the work is ever cancelled, perhaps before its first step; the end that follows it always comes.
         self._work = loop.create_task(self._restore(), name=name)
@@ -78,7 +83,9 @@ class Restorer:
             error = Internal(f"building the state failed with {type(failure).__name__}")
         else:
             self.outcome.set_result(None)
+            core.remains.take(*self._used)
             return
+        core.remains.take(*self._used)
         await self._discard()
         machine, now = core.machine, core.clock.now()
         if machine.open is not None and machine.open.ending is not None:
@@ -92,7 +99,7 @@ class Restorer:
         core = self._core
         source = await self._read()
         failpoints.reach("restore.read")
-        plan = await asyncio.to_thread(make_plan, self._request, source, core.config, core.owns)
+        plan = await self._on_thread(make_plan, self._request, source, core.config, core.owns, self._stop)
         core.move(Step(core.machine.verified(core.clock.now())))
         await failpoints.held("restore.verified")
         failpoints.reach("restore.verified")
@@ -100,20 +107,19 @@ class Restorer:
         failpoints.reach("restore.quiesced")
         plan = await self._build_parts(plan)
         failpoints.reach("restore.parts")
-        entries = await self._build_rollouts(plan)
-        records = await self._build_records(plan, source)
+        built = await self._build(plan, source)
         await failpoints.held("restore.built")
         failpoints.reach("restore.built")
-        require_above_fences(self._request, core.highest)
+        await self._require_above_fences()
         opened = core.machine.open
         if opened is None or opened.ending is not None:
             raise asyncio.CancelledError
-        self._install(plan, source, entries, records)
+        self._install(plan, built)
 
     async def _read(self) -> Source:
         if self._directory is None or self._request.source is None:
             return Source()
-        return await asyncio.to_thread(
+        return await self._on_thread(
             read_source,
             self._directory,
             self._request.source.manifest_digest,
@@ -123,6 +129,28 @@ class Restorer:
             frozenset(rollout.rollout_id for rollout in self._request.rollouts),
             self._stop,
         )
+
+    async def _on_thread(self, work: Callable[..., Tables], *arguments: Any) -> Tables:
+        """Return what a function makes on a thread; it is freed in slices in the end, also if nobody waits for it."""
+        running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+        running.add_done_callback(self._note)
+        return await asyncio.shield(running)
+
+    def _note(self, done: asyncio.Future[Tables]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._used += done.result().tables()
+        if self._task.done():
+            self._core.remains.take(*self._used)
+
+    async def _require_above_fences(self) -> None:
+        """Judge the attempts once more, in slices: what was fenced or recorded while the state was built counts."""
+        core = self._core
+        while True:
+            changes = core.changes
+            await require_above_fences(self._request, core.highest)
+            if changes == core.changes:
+                return
 
     async def _quiesce(self) -> None:
         """Wait for the handlers that run in this participant, not for turns (CKPT-RESTORE-007, CKPT-RESTORE-008).
@@ -144,28 +172,30 @@ class Restorer:
         while True:
             try:
                 for part in self._core.parts:
-                    self._built.append((part, await part.build(plan.for_part(part.name))))
+                    self._empty.append((part, await part.build([])))
+                    rollouts = await asyncio.to_thread(plan.for_part, part.name)
+                    self._built.append((part, await part.build(rollouts)))
             except CannotContinue as refusal:
                 await self._discard()
-                plan = plan.without(refusal.reasons)
+                plan = await asyncio.to_thread(plan.without, refusal.reasons)
             else:
                 return plan
 
-    async def _build_rollouts(self, plan: Plan) -> list[Entry]:
-        registry = self._core.registry
-        if registry is None:
-            return []
-        continuing = ((plan.saved[key], attempt) for key, (_, attempt) in plan.payloads.items())
-        return await registry.build(continuing, self._policy())
+    async def _build(self, plan: Plan, source: Source) -> installing.Built:
+        registry, rollouts = self._core.registry, BuiltRollouts()
+        if registry is not None:
+            continuing = ((plan.saved[key], attempt) for key, (_, attempt) in plan.payloads.items())
+            rollouts = await registry.build(continuing, self._policy())
+        records = self._records(plan, source)
+        return await installing.build(self._core, self._request, plan, source, rollouts, records)
 
-    async def _build_records(self, plan: Plan, source: Source) -> list[Record]:
-        """Return the first boundary of everything that continues: what was saved, under its new attempt."""
-        built = []
+    def _records(self, plan: Plan, source: Source) -> Iterator[Record]:
+        """Yield the first boundary of everything that continues: what was saved, under its new attempt."""
         given, owns_rollouts = self._policy(), self._core.registry is not None
         for rollout_id, (payload, attempt) in plan.payloads.items():
             row = source.index[rollout_id]
             policy = (given or plan.saved[rollout_id].policy) if owns_rollouts else None
-            record = Record(
+            yield Record(
                 rollout_id=rollout_id,
                 attempt=attempt,
                 turns_done=row.turns_done,
@@ -176,24 +206,17 @@ class Restorer:
                 policy_version=row.policy_version,
                 data_refs=tuple(reference.to_object() for reference in row.data_refs),
             )
-            built.append(record)
-            if len(built) % SLICE == 0:
-                await asyncio.sleep(0)
-        return built
 
     def _policy(self) -> Policy | None:
         given = self._request.policy
         return None if given is None else Policy(given.base_url, given.model, given.api)
 
-    def _install(self, plan: Plan, source: Source, entries: list[Entry], records: list[Record]) -> None:
+    def _install(self, plan: Plan, built: installing.Built) -> None:
         """Make what was built current, in one step: nothing in here awaits (CKPT-RESTORE-014)."""
-        core, request = self._core, self._request
-        built, self._built = self._built, []
-        for part, state in built:
-            part.install(state)
-        core.install(plan, source, entries, records)
-        for fence in request.fences:
-            core.fences.raise_to(fence.rollout_id, fence.through_attempt)
+        core = self._core
+        parts, self._built = self._built, []
+        built.undo.parts, self._empty = self._empty, []
+        installing.install(core, built, parts)
         outcome = {
             "restored_count": len(plan.payloads),
             "restarts": [{"rollout_id": key, "reason": reason} for key, reason in sorted(plan.restarts.items())],
@@ -203,7 +226,7 @@ class Restorer:
         failpoints.reach("restore.installed")
 
     async def _discard(self) -> None:
-        built, self._built = self._built, []
+        built, self._built, self._empty = [*self._built, *self._empty], [], []
         for part, state in built:
             try:
                 await part.discard(state)

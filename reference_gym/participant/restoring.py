@@ -6,15 +6,19 @@ No I/O and no waiting; ``service`` does both around it.
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.encoding import Saved, read_payload
 from reference_gym.participant.errors import CheckpointCorrupt, InvalidRequest, StaleAttempt, StateMismatch
 from reference_gym.participant.jsontext import NotJson
-from reference_gym.participant.reading import Source
+from reference_gym.participant.reading import ReadStopped, Source
 from reference_gym.participant.result import Finished, Receipt
+from reference_gym.participant.slices import Rests, Slices, free
 from reference_gym.participant.state import Restored
 from spec.messages import RestoreRequest
 
@@ -43,33 +47,34 @@ class Plan:
             restarts={**self.restarts, **reasons},
         )
 
+    def tables(self) -> list[Mapping[Any, Any]]:
+        """Return what takes long to free."""
+        return [self.payloads, self.saved, self.restored]
+
     def for_part(self, name: str) -> list[Restored]:
         """Return what one part is to build."""
-        return [
-            Restored(
-                rollout_id=restored.rollout_id,
-                attempt=restored.attempt,
-                saved_attempt=restored.saved_attempt,
-                turns_done=restored.turns_done,
-                data=self.saved[restored.rollout_id].parts[name],
-                task_digest=restored.task_digest,
-                environment=restored.environment,
-            )
-            for restored in self.restored.values()
-            if name in self.saved[restored.rollout_id].parts
-        ]
+        rests, found = Rests(), []
+        for restored in self.restored.values():
+            rests.rest()
+            parts = self.saved[restored.rollout_id].parts
+            if name in parts:
+                found.append(replace(restored, data=parts[name]))
+        return found
 
 
-def compared(request: RestoreRequest) -> object:
-    """Return what is compared between a restore and its repeat: source, lists as sets, policy (CKPT-REPEAT-008)."""
-    return (
-        request.run_id,
-        request.source,
-        frozenset(request.rollouts),
-        frozenset((receipt.rollout_id, receipt.attempt, receipt.digest) for receipt in request.results),
-        frozenset(request.fences),
-        request.policy,
-    )
+def compared(request: RestoreRequest) -> str:
+    """Return what is compared between a restore and its repeat: source, lists as sets, policy (CKPT-REPEAT-008).
+
+    A digest, because it is kept for as long as the checkpoint is open; made on a thread.
+    """
+    rests = Rests()
+    digest = hashlib.sha256(repr((request.run_id, request.source, request.policy)).encode())
+    for items in (request.rollouts, request.results, request.fences):
+        for text in sorted(set(map(repr, items))):
+            digest.update(text.encode())
+            rests.rest()
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 def require_single(request: RestoreRequest) -> None:
@@ -78,17 +83,17 @@ def require_single(request: RestoreRequest) -> None:
     Raises:
         InvalidRequest: naming the rollout (CKPT-RESTORE-056).
     """
-    for name, ids in (
-        ("rollouts", [rollout.rollout_id for rollout in frozenset(request.rollouts)]),
-        ("results", [rollout_id for rollout_id, *_ in {(r.rollout_id, r.attempt, r.digest) for r in request.results}]),
-    ):
-        if len(ids) != len(set(ids)):
-            twice = next(rollout_id for rollout_id in ids if ids.count(rollout_id) > 1)
-            raise InvalidRequest(f"{name} lists {twice} twice, differently")
+    for name, items in (("rollouts", request.rollouts), ("results", request.results)):
+        seen: dict[str, object] = {}
+        for item in items:
+            if seen.setdefault(item.rollout_id, item) != item:
+                raise InvalidRequest(f"{name} lists {item.rollout_id} twice, differently")
 
 
-def require_above_fences(request: RestoreRequest, highest: Callable[[str], int]) -> None:
+async def require_above_fences(request: RestoreRequest, highest: Callable[[str], int]) -> None:
     """Refuse a ``next_attempt`` that is not above what is fenced, held or saved (CKPT-RESTORE-029, -053, -055).
+
+    In slices: what is fenced meanwhile is not seen by all of it.
 
     Args:
         request: the restore.
@@ -97,20 +102,30 @@ def require_above_fences(request: RestoreRequest, highest: Callable[[str], int])
     Raises:
         StaleAttempt: naming each such rollout and its fence.
     """
-    named = [
-        {"rollout_id": rollout.rollout_id, "through_attempt": through}
-        for rollout in request.rollouts
-        if rollout.next_attempt <= (through := max(highest(rollout.rollout_id), rollout.attempt))
-    ]
+    named, slices = [], Slices()
+    for rollout in request.rollouts:
+        if rollout.next_attempt <= (through := max(highest(rollout.rollout_id), rollout.attempt)):
+            named.append({"rollout_id": rollout.rollout_id, "through_attempt": through})
+        await slices.give_way()
     if named:
         first = named[0]["rollout_id"]
         raise StaleAttempt(f"next_attempt of {first} is not above its fence ({len(named)} in all)", rollouts=named)
 
 
-def make_plan(request: RestoreRequest, source: Source, config: ParticipantConfig, owns: Iterable[str]) -> Plan:
-    """Judge the lists against the source.
+def make_plan(
+    request: RestoreRequest, source: Source, config: ParticipantConfig, owns: Iterable[str], stop: threading.Event
+) -> Plan:
+    """Judge the lists against the source; on a thread.
+
+    Args:
+        request: the restore.
+        source: what was read.
+        config: the participant's.
+        owns: what it owns.
+        stop: when set, judging ends at the next rollout.
 
     Raises:
+        ReadStopped: ``stop`` was set.
         StateMismatch: naming every rollout on which they disagree (CKPT-RESTORE-024 to CKPT-RESTORE-028).
         CheckpointCorrupt: a payload cannot be read.
     """
@@ -119,7 +134,12 @@ def make_plan(request: RestoreRequest, source: Source, config: ParticipantConfig
     restored: dict[str, Restored] = {}
     saved: dict[str, Saved] = {}
     restarts: dict[str, str] = {}
+    rests = Rests()
     for rollout in request.rollouts:
+        rests.rest()
+        if stop.is_set():
+            free(saved, payloads, restored)
+            raise ReadStopped
         row = source.index.get(rollout.rollout_id)
         if row is None or row.state != "turn":
             problems.append((rollout.rollout_id, "the source does not hold it in state turn"))

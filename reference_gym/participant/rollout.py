@@ -57,6 +57,10 @@ class Host(Protocol):
         """Return the participant's monotonic time in seconds."""
         ...
 
+    def holds(self, rollout: Rollout) -> bool:
+        """Return whether this attempt is still the current one of its rollout."""
+        ...
+
     async def settled(self) -> None:
         """Return once what was recorded would survive the process."""
         ...
@@ -102,7 +106,7 @@ class Rollout:
         self.since = host.now()
         self._activity: Activity = "running"
         self.open_turn: int | None = None
-        self.ended = False
+        self._ended = False
         self.while_parked: Callable[[], AbstractContextManager[object]] = nullcontext
         self._noted: Usage | None = None
 
@@ -126,6 +130,15 @@ class Rollout:
     def key(self) -> str:
         """The key of this attempt, under which RL's data plane keeps its token rows."""
         return wire.rollout_key(self.rollout_id, self.attempt)
+
+    @property
+    def ended(self) -> bool:
+        """Whether this attempt is over: finished, stopped, fenced, or dropped by a restore."""
+        return self._ended or not self._host.holds(self)
+
+    @ended.setter
+    def ended(self, ended: bool) -> None:
+        self._ended = ended
 
     def policy_headers(self) -> dict[str, str]:
         """Return the headers that the next policy call, or a call to another participant, carries."""
@@ -233,7 +246,7 @@ class Rollout:
             self.activity = "parked"
             try:
                 with self.while_parked():
-                    await self._host.gate.wait_open()
+                    await self._host.gate.wait_open(self.rollout_id)
             finally:
                 self.activity = "running"
             self._check()
@@ -242,7 +255,7 @@ class Rollout:
         """Wait while nothing may change: only a rollout that a commit left out ever waits here."""
         while self._host.gate.sealed and not self.ended:
             with self.while_parked():
-                await self._host.gate.wait_open()
+                await self._host.gate.wait_open(self.rollout_id)
         self._check()
 
     async def _fail_in_scope(self, error: Exception) -> None:

@@ -32,6 +32,7 @@ from reference_gym.participant.machine import Answer, EndedAs, Phase, Step, Wher
 from reference_gym.participant.restorer import Restorer
 from reference_gym.participant.restoring import compared, require_above_fences, require_single
 from reference_gym.participant.result import Receipt
+from reference_gym.participant.slices import STEPS, Slices
 from reference_gym.participant.staging import Staging, Upload
 from spec.messages import (
     AbortRequest,
@@ -48,8 +49,8 @@ from spec.wire import CheckpointId
 
 __all__ = ["Caller", "Participant"]
 
-STEPS = 50
-"""How many steps of the event loop a failure may take from its timer to its outcome; about ten are needed."""
+_TURNS = 50
+"""How many turns of the event loop a failure may take from its timer to its outcome; about ten are needed."""
 
 
 class Participant(Commits):
@@ -149,7 +150,7 @@ class Participant(Commits):
         self._admit(caller)
         self.machine = self.machine.used()
         registry.draining = self.draining
-        outcomes = registry.start(request.rollouts, request.policy)
+        outcomes = await registry.start(request.rollouts, request.policy)
         return {"outcomes": outcomes}
 
     async def acks(self, caller: Caller, request: AcksRequest) -> dict[str, Any]:
@@ -158,8 +159,9 @@ class Participant(Commits):
         self._require_batch(request.receipts)
         self._admit(caller)
         self.machine = self.machine.used()
-        outcomes = []
+        outcomes, slices = [], Slices()
         for receipt in request.receipts:
+            await slices.give_way()
             outcome = registry.acknowledge(Receipt(receipt.rollout_id, receipt.attempt, receipt.digest))
             outcomes.append({"rollout_id": receipt.rollout_id, "attempt": receipt.attempt, "outcome": outcome})
         return {"outcomes": outcomes}
@@ -170,7 +172,11 @@ class Participant(Commits):
         deadline = self._deadline(request.timeout_ms)
         self._admit(caller)
         self.machine = self.machine.used()
-        receipts = [self._retire(fence.rollout_id, fence.through_attempt) for fence in request.rollouts]
+        receipts: list[Receipt | None] = []
+        for number, fence in enumerate(request.rollouts, 1):
+            receipts.append(self._retire(fence.rollout_id, fence.through_attempt))
+            if number % STEPS == 0:
+                await asyncio.sleep(0)
         failpoints.reach("retire.fenced")
         while any(self._freeing(fence.rollout_id, fence.through_attempt) for fence in request.rollouts):
             if not await self.wait_move(deadline):
@@ -254,7 +260,7 @@ class Participant(Commits):
 
     async def _begin_restore(self, checkpoint_id: CheckpointId, request: RestoreRequest, deadline: float) -> None:
         """Judge a restore, and begin it if it is the one that does."""
-        key = compared(request)
+        key = await asyncio.to_thread(compared, request) if request.rollouts else compared(request)
         lease_ms = self.config.limits.lease_ms(request.lease_ms)
 
         def judge() -> Step:
@@ -265,12 +271,12 @@ class Participant(Commits):
             step = judge()
             if step.answer is Answer.ACCEPTED:
                 directory = await self._source(request)
+                await require_above_fences(request, self.highest)
                 step = judge()  # Again: while the source was looked for, another call may have come first.
         except InvalidPhase:
             await self._source(request)  # Arguments are judged before the phase (CKPT-ORDER-001).
             raise
         if step.answer is Answer.ACCEPTED:
-            require_above_fences(request, self.highest)
             if self.draining:
                 raise Unavailable("the participant is draining")
             self.accept(step)
@@ -288,7 +294,7 @@ class Participant(Commits):
         Both waits end together, and on a busy loop in the same step: what is due is let happen (CKPT-RESTORE-009).
         """
         if not await within(self.clock, deadline, outcome):
-            for _ in range(STEPS):
+            for _ in range(_TURNS):
                 await asyncio.sleep(0)
         await self._outcome(outcome, deadline, checkpoint_id)
 
@@ -347,7 +353,7 @@ class Participant(Commits):
     def _retire(self, rollout_id: str, through: int) -> Receipt | None:
         if self.registry is not None:
             receipt = self.registry.retire(rollout_id, through)
-            self.gate.nudge()
+            self.gate.nudge(rollout_id)
             return receipt
         changed = self.fences.raise_to(rollout_id, through)
         record = self._store.get(rollout_id)

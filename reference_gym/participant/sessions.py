@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from reference_gym.participant import failpoints
 from reference_gym.participant.core import Core
 from reference_gym.participant.errors import ArgumentConflict, Internal, SessionLost, StaleAttempt
-from reference_gym.participant.registry import SLICE
+from reference_gym.participant.slices import STEPS, Slices
 from reference_gym.participant.state import Captured, EffectCall, Json, Owns, Restored
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class Sessions:
         self._name = name
         self._contained = contained
         self._sessions: dict[str, Session] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         participant.add(self)
 
     def __len__(self) -> int:
@@ -115,7 +116,7 @@ class Sessions:
         participant = self._participant
         participant.check(rollout_id, attempt)
         while not participant.gate.is_open:
-            await participant.gate.wait_change()
+            await participant.gate.wait_change(rollout_id)
             participant.check(rollout_id, attempt)
         held = self._sessions.get(rollout_id)
         if held is not None and held.attempt == attempt and (held.effects or held.running or held.uncertain):
@@ -154,7 +155,7 @@ class Sessions:
                 session.running = (call, task)
                 return await asyncio.shield(task)
             else:
-                await self._participant.gate.wait_change()
+                await self._participant.gate.wait_change(call.rollout_id)
 
     def get(self, rollout_id: str, attempt: int) -> SessionState:
         """Return the author's state of a session.
@@ -193,7 +194,7 @@ class Sessions:
         participant = self._participant
         self.get(rollout_id, attempt)
         while not participant.gate.is_open:
-            await participant.gate.wait_change()
+            await participant.gate.wait_change(rollout_id)
             self.get(rollout_id, attempt)
         session = self._find(rollout_id, attempt)
         environment = participant.config.environment(session.environment)
@@ -205,7 +206,7 @@ class Sessions:
         """Close a session whose rollout has ended; nothing happens if there is none. Held while nothing may change."""
         participant = self._participant
         while participant.gate.sealed:
-            await participant.gate.wait_change()
+            await participant.gate.wait_change(rollout_id)
         session = self._sessions.get(rollout_id)
         if session is not None and session.attempt == attempt:
             self.drop(rollout_id)
@@ -246,22 +247,25 @@ class Sessions:
     async def build(self, rollouts: Sequence[Restored]) -> dict[str, Session]:
         """Build sessions aside; when one fails, those built before it are closed again."""
         built: dict[str, Session] = {}
+        slices = Slices()
         try:
             for restored in rollouts:
                 if restored.data is not None:
                     built[restored.rollout_id] = self._built(restored)
-                if len(built) % SLICE == 0:
-                    await asyncio.sleep(0)
+                await slices.give_way()
         except BaseException:
             await self.discard(built)
             raise
         return built
 
     def install(self, built: dict[str, Session]) -> None:
-        """Make the built sessions current; the others are closed."""
+        """Make the built sessions current; the others are closed, in slices, when this step is over."""
         earlier, self._sessions = self._sessions, built
-        for session in earlier.values():
-            _close(session)
+        _close_some(earlier)
+        if earlier:
+            task = asyncio.get_running_loop().create_task(self.discard(earlier), name="closing of sessions")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def lose(self, rollout: Restored) -> None:
         """Remember a session that ended with the process: it is there, and nobody knows its state."""
@@ -272,8 +276,9 @@ class Sessions:
 
     async def discard(self, built: dict[str, Session]) -> None:
         """Close sessions that nobody installed."""
-        for session in built.values():
-            _close(session)
+        while built:
+            _close_some(built)
+            await asyncio.sleep(0)
 
     def drop(self, rollout_id: str) -> None:
         """Close the session of a rollout."""
@@ -421,6 +426,12 @@ class _Lost:
 def _input(tool: str, args: Json) -> str:
     """Return what is compared of an effect: JSON text, because in Python true equals 1."""
     return json.dumps([tool, args], sort_keys=True)
+
+
+def _close_some(sessions: dict[str, Session]) -> None:
+    """Free the first of some sessions; not more, because each of them is the author's work."""
+    for _ in range(min(STEPS, len(sessions))):
+        _close(sessions.pop(next(iter(sessions))))
 
 
 def _close(session: Session) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from reference_gym.participant.records import MemoryStore
@@ -18,4 +19,4 @@ def apply() -> None:
 
     @wrap(MemoryStore, "cut")
     def cut(original: Any, self: MemoryStore) -> Any:
-        return self._records, self._unable
+        return MappingProxyType(self._records), self._unable  # A proxy, because a cut is emptied when it is done with.

@@ -17,7 +17,9 @@ def apply() -> None:
     """Break it."""
 
     @wrap(Feed, "renew")
-    def renew(original: Any, self: Feed, results: Any) -> None:
-        feed, self._next_number = self.id, 1
-        original(self, results)
-        self.id = feed
+    def renew(original: Any, self: Feed, built: Feed) -> None:
+        again, self._next_number = Feed(), 1
+        again.id = self.id
+        for finished in built.all():
+            again.add(finished)
+        original(self, again)

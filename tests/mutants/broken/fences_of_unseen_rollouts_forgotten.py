@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_gym.participant.restorer import Restorer
+from reference_gym.participant import installing
 from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
@@ -17,13 +17,7 @@ BREAKS = ("CKPT-RESTORE-030",)
 def apply() -> None:
     """Break it."""
 
-    @wrap(Restorer, "_install")
-    def install(original: Any, self: Restorer, *what: Any) -> None:
-        core, fences = self._core, self._request.fences
-        unseen = {fence.rollout_id for fence in fences if core.highest(fence.rollout_id) < 0}
-        raise_to = core.fences.raise_to
-        core.fences.raise_to = lambda key, through: key not in unseen and raise_to(key, through)  # type: ignore[method-assign]
-        try:
-            original(self, *what)
-        finally:
-            del core.fences.raise_to
+    @wrap(installing, "build")
+    async def build(original: Any, core: Any, request: Any, *what: Any) -> Any:
+        known = tuple(fence for fence in request.fences if core.highest(fence.rollout_id) >= 0)
+        return await original(core, request.model_copy(update={"fences": known}), *what)

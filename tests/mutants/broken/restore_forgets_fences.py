@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reference_gym.participant.core import Core
 from reference_gym.participant.fences import Fences
 from tests.mutants.seam import wrap
 
@@ -19,7 +20,17 @@ BREAKS = ("CKPT-FENCE-004", "CKPT-FENCE-005", "CKPT-FENCE-011", "CKPT-RESTORE-01
 def apply() -> None:
     """Break it."""
 
+    @wrap(Fences, "build")
+    async def build(original: Any, self: Fences, *what: Any) -> Fences:
+        built: Fences = await original(self, *what)
+        built._fences.clear()
+        return built
+
     @wrap(Fences, "replace")
-    def replace(original: Any, self: Fences, tombstones: Any, kept: Any) -> None:
-        original(self, tombstones, kept)
+    def replace(original: Any, self: Fences, built: Fences) -> None:
         self._fences.clear()
+        original(self, built)
+
+    @wrap(Core, "attempts")
+    def attempts(original: Any, self: Core) -> Any:
+        return [] if self.registry is None else original(self)

@@ -28,5 +28,6 @@ def apply() -> None:
     """Break it."""
 
     @wrap(Fences, "replace")
-    def replace(original: Any, self: Fences, tombstones: Any, kept: Any) -> None:
-        original(self, {}, kept)
+    def replace(original: Any, self: Fences, built: Fences) -> None:
+        built._tombstones.clear()
+        original(self, built)

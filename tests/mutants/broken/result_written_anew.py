@@ -22,6 +22,7 @@ BREAKS = ("CKPT-RESULT-002", "CKPT-RESULT-004", "CKPT-FEED-016", "CKPT-RESTORE-0
 def apply() -> None:
     """Break it."""
 
-    @wrap(Feed, "renew")
-    def renew(original: Any, self: Feed, results: Any) -> None:
-        original(self, [replace(finished, text=json.dumps(json.loads(finished.text))) for finished in results])
+    @wrap(Feed, "build")
+    async def build(original: Any, self: Feed, journal: Any, results: Any) -> Any:
+        anew = [replace(finished, text=json.dumps(json.loads(finished.text))) for finished in results]
+        return await original(self, journal, anew)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long work in short pieces, so that the event loop serves others in between.
+
+Three kinds of work take long with large state: what the event loop itself does to every rollout (``Slices``), what a
+thread does while it holds the interpreter's lock (``Rests``), and the freeing of what nobody needs any more, which is
+work too: a dictionary of ten thousand rollouts that is let go at once holds up everybody (``Remains``, ``free``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+SLICE_S = 0.002
+"""How long work goes on before the event loop serves others, in seconds."""
+STEPS = 50
+"""How many tasks are begun, woken or ended before the event loop serves others: each of them runs right after."""
+_WORK_S, _REST_S = 0.001, 0.00005
+
+
+class Slices:
+    """Lets others have their turn on the event loop when a slice of work is done."""
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter() + SLICE_S
+
+    async def give_way(self) -> None:
+        """Let others have their turn if it is time."""
+        if time.perf_counter() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.perf_counter() + SLICE_S
+
+
+class Rests:
+    """Leaves the interpreter's lock to others every now and then; for work on a thread.
+
+    Without it the event loop waits up to five milliseconds for the lock, and that several times within one request.
+    """
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter() + _WORK_S
+
+    def rest(self) -> None:
+        """Rest if it is time."""
+        if time.perf_counter() >= self._until:
+            time.sleep(_REST_S)
+            self._until = time.perf_counter() + _WORK_S
+
+
+def free(*tables: Mapping[Any, Any]) -> None:
+    """Let go of what dictionaries hold, one item at a time; on a thread. They are empty afterwards."""
+    rests = Rests()
+    for table in tables:
+        while isinstance(table, dict) and table:
+            table.popitem()
+            rests.rest()
+
+
+class Remains:
+    """What nobody needs any more, freed in slices on the event loop.
+
+    Only dictionaries that nobody else reads may be handed over.
+    """
+
+    def __init__(self) -> None:
+        self._tables: deque[dict[Any, Any]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, *tables: Mapping[Any, Any]) -> None:
+        """Free these; they are empty some time later."""
+        self._tables.extend(table for table in tables if isinstance(table, dict) and table)
+        if self._tables and (self._task is None or self._task.done()):
+            with suppress(RuntimeError):  # Without a running loop nobody is held up: they go at once.
+                self._task = asyncio.get_running_loop().create_task(self._free(), name="freeing")
+
+    async def _free(self) -> None:
+        slices = Slices()
+        while self._tables:
+            table = self._tables[0]
+            while table:
+                table.popitem()
+                await slices.give_way()
+            self._tables.popleft()
+
+    def close(self) -> None:
+        """Stop: the process is about to end."""
+        if self._task is not None:
+            self._task.cancel()
