@@ -197,7 +197,8 @@ class Loop:
             await rollout.record({"value": 0})
         else:
             value = rollout.state["value"]
-        while True:
+        ended = rollout.state is not None and rollout.state.get("ended", False)
+        while not ended:
             self.asked.append((rollout.rollout_id, rollout.attempt, rollout.turns_done + 1))
             self.calls.append((rollout.rollout_id, rollout.policy.base_url))
             with rollout.policy_call():
@@ -205,9 +206,8 @@ class Loop:
             async with rollout.turn() as turn:
                 for tool, n in reply:
                     value = (await turn.effect(tool, {"n": n}, sessions.effect))["value"]
-                turn.close({"value": value})
-            if not reply:
-                break
+                ended = not reply
+                turn.close({"value": value, "ended": True} if ended else {"value": value})
         async with rollout.verification() as verification:
             self.verifications.append(rollout.rollout_id)
             if (held := self.verifying.get(rollout.rollout_id)) is not None:

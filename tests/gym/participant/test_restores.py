@@ -81,6 +81,23 @@ async def test_a_restore_into_another_process_continues_after_the_last_turn(gym:
     assert {"a", "b"} == {r.receipt.rollout_id for r in (await third.results()).results}
 
 
+async def test_a_verification_that_repeats_is_run_again_after_a_restore(gym: Gym, tmp_path: Path) -> None:
+    """CKPT-ENV-010: under way at the cut and not waited for; run again as the next attempt, without another turn."""
+    gym.loop.verifying["r"] = asyncio.Event()
+    await gym.start("r", environment="judged")
+    gym.loop.reply("r", [("add", 3)], [])
+    await until(lambda: ["r"] == gym.loop.verifications)
+    digest = (await gym.snapshot("1-1"))["manifest"]["digest"]
+    other = Gym(tmp_path)
+    await other.restore("2-1", "1-1", digest, [("r", 0, 1, 2)])
+    await other.resume("2-1")
+    await until(lambda: 1 == other.status["counts"]["finished_unreleased"])
+    assert (["r"], []) == (other.loop.verifications, other.loop.asked)
+    (served,) = (await other.results()).results
+    body = json.loads(served.result)["body"]
+    assert (1, 3.0, 2) == (served.receipt.attempt, body["reward"], body["turns"])
+
+
 async def test_a_restore_into_the_living_process_drops_all_earlier_work(gym: Gym) -> None:
     """Earlier attempts are fenced, results not kept are gone, the feed is new; twice from one snapshot (N15)."""
     digest, receipt = await example(gym)
