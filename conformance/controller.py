@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from conformance.errors import Failed
 from conformance.wire import Fault, Plane, Reply, Wire
 from spec import wire as names
 
@@ -63,8 +64,7 @@ class Participant:
 
     def status(self) -> Json:
         """Return the status as JSON; a status that is not 200 is a failure of the Gym."""
-        reply = self.get_status()
-        return dict(reply.json)
+        return dict(_there(self.get_status(), "a status can be read", "CKPT-STATUS-001").json)
 
     def get_rollouts(self, *, after: str | None = None, limit: int | None = None, state: str | None = None) -> Reply:
         """GET /rollouts, one page."""
@@ -75,7 +75,7 @@ class Participant:
         found: dict[str, Json] = {}
         after: str | None = None
         while True:
-            page = self.get_rollouts(after=after)
+            page = _there(self.get_rollouts(after=after), "rollouts can be listed", "CKPT-ROLL-041")
             found.update({row["rollout_id"]: row for row in page["rollouts"]})
             after = page["next"]
             if after is None:
@@ -94,7 +94,7 @@ class Participant:
         found: dict[str, Json] = {}
         after: str | None = None
         while True:
-            page = self.get_results(after=after)
+            page = _there(self.get_results(after=after), "the feed can be read", "CKPT-FEED-001")
             found.update({row["receipt"]["rollout_id"]: row for row in page["results"]})
             after = page["next"]
             if not page["more"]:
@@ -128,6 +128,12 @@ class Participant:
             "effects_done": effects_done,
         }
         return self.call("probeEffect", body=body, plane="data", fault=fault, within_s=within_s)
+
+
+def _there(reply: Reply, what: str, requirement: str) -> Reply:
+    if reply.status != 200:
+        raise Failed(what, expected="200", got=reply.brief, requirements=(requirement,))
+    return reply
 
 
 class Controller:

@@ -94,19 +94,26 @@ class Cut:
         return {key for key in turns - restarts if key.startswith(prefix)}
 
 
-def target_for(case: Case, participant: Participant, label: str) -> tuple[Json, Path]:
+def target_for(case: Case, participant: Participant, label: str, *, http: bool = False) -> tuple[Json, Path]:
     """Return a commit target for a participant, its directory created, and the directory.
+
+    Args:
+        case: whose namespace it lies in.
+        participant: who writes there.
+        label: names the directory.
+        http: the target is to be fetched, where the participant can do that, although there is a shared directory.
 
     Raises:
         NotOffered: neither a shared directory nor http artifacts are there.
     """
     shared = case.bench.target.shared_dir
     storage = participant.capabilities["storage"]
-    if shared is not None and "file" in storage:
+    fetched = "http" in storage and "artifacts_http" in participant.capabilities["features"]
+    if shared is not None and "file" in storage and not (http and fetched):
         directory = shared / f"{case.prefix}{case.name}"[:100] / label / participant.name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return {"scheme": "file", "path": str(directory.resolve())}, directory
-    if "http" in storage and "artifacts_http" in participant.capabilities["features"]:
+    if fetched:
         directory = case.bench.work_dir / "fetched" / f"{case.prefix}{label}" / participant.name
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return {"scheme": "http"}, directory
@@ -285,13 +292,16 @@ def plan(
 def upload(case: Case, participant: Participant, cut: Cut) -> None:
     """PUT the files of a part whose scheme is http; the manifest last."""
     part = cut.parts[participant.name]
-    if part.target["scheme"] != "http":
-        return
+    if part.target["scheme"] == "http":
+        put_part(case, case.controller, participant, cut.checkpoint_id, part)
+
+
+def put_part(case: Case, controller: Controller, participant: Participant, checkpoint_id: str, part: Part) -> None:
+    """PUT the files of a part, the manifest last."""
     files = [row["name"] for row in part.manifest_json()["files"]]
     for name in [*files, part.manifest["name"]]:
-        content = (part.directory / name).read_bytes()
-        reply = case.controller.put_artifact(participant, cut.checkpoint_id, name, content)
-        case.true(reply.ok, f"{participant.name} takes the artifact {name}", got=reply.brief)
+        reply = controller.put_artifact(participant, checkpoint_id, name, (part.directory / name).read_bytes())
+        case.true(reply.ok, f"{participant.name} takes the artifact {name}", "CKPT-ART-005", got=reply.brief)
 
 
 def restore_at(case: Case, participant: Participant, cut: Cut, lists: Plan, checkpoint_id: str, **kwargs: Any) -> Reply:

@@ -7,63 +7,33 @@ decide what it does; what an answer may be is the model's business, too (`confor
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
+from hypothesis.stateful import initialize, invariant, multiple, precondition, rule
 
-from conformance import machine_malformed as malformed
-from conformance.case import Bench
-from conformance.controller import Json
 from conformance.errors import Failed
-from conformance.machine_orders import Driver, How, Stale
+from conformance.machine_base import addresses, checkpoints, operations, receipts, relations, rollouts, snapshots
+from conformance.machine_faults import FaultRules
+from conformance.machine_items import How
 from conformance.machine_outside import KINDS
+from conformance.machine_races import RaceRules
 from conformance.machine_run import MachineReport, run
 from conformance.model import lease_ends
 from conformance.model_rollouts import Receipt
-from conformance.model_values import CHECKPOINT_OPERATIONS
-from conformance.wire import Fault
 from spec import wire as names
 from spec.wire import CheckpointId
 
 SHORTEST_LEASE_MS = 1_500
 """A lease is waited for only where `limits.min_lease_ms` lets it be as short as this."""
 
-operations = st.sampled_from(CHECKPOINT_OPERATIONS)
-relations = st.sampled_from(("open", "last", "unseen", "lower", "recent"))
-stale_ways: st.SearchStrategy[Stale] = st.sampled_from(("controller", "epoch", "incarnation", "id-epoch"))
-addresses = st.sampled_from(("main", "second"))
 
-
-class CheckpointMachine(RuleBasedStateMachine):
+class CheckpointMachine(FaultRules, RaceRules):
     """Walks through one Gym; every example has a namespace of its own and begins with an empty, idle Gym.
 
     Set `bench` in a subclass. `visits` counts the cells of the phase table over all examples.
     """
-
-    bench: ClassVar[Bench]
-    visits: ClassVar[Counter[str]] = Counter()
-    bodies: ClassVar[dict[str, Json]] = {}
-    numbers: ClassVar[Iterator[int]] = itertools.count(1)
-    stories: ClassVar[list[list[str]]] = []
-
-    rollouts = Bundle("rollouts")
-    receipts = Bundle("receipts")
-    checkpoints = Bundle("checkpoints")
-    snapshots = Bundle("snapshots")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blind = False
-        self.waited = False
-        self.retired_unknown = False
-        self.recent: CheckpointId | None = None
-        self.walk = Driver(self.bench, 5_000_000 + next(self.numbers), self.visits, self.bodies)
-        self.stories.append(self.walk.case.steps)
 
     @initialize()
     def begin(self) -> None:
@@ -167,36 +137,36 @@ class CheckpointMachine(RuleBasedStateMachine):
         phase, walk = self.walk.agent.phase, self.walk
         opened = walk.agent.open_id()
         if phase == "idle" or opened is None:
-            return self._named(walk.ids("unseen"), "prepare", How())
+            return self.named(walk.ids("unseen"), "prepare", How())
         if phase == "preparing":
-            self._named(opened, "prepare", How())
+            self.named(opened, "prepare", How())
             if leave_out and walk.agent.phase == "preparing":
-                self._named(opened, "commit", How(wait=wait, leave_out=True))
+                self.named(opened, "commit", How(wait=wait, leave_out=True))
         elif phase == "prepared":
-            self._named(opened, "commit", How(wait=wait))
+            self.named(opened, "commit", How(wait=wait))
         elif phase == "restoring":
-            self._named(opened, "restore", How())
+            self.named(opened, "restore", How())
         else:
-            self._named(opened, "resume", How())
+            self.named(opened, "resume", How())
         return multiple()
 
-    @rule(target=snapshots, resume_first=st.booleans())
+    @rule(target=snapshots, resume_first=st.booleans(), http=st.sampled_from((False, False, True)))
     @precondition(lambda self: self.walk.agent.phase == "idle")
-    def take_snapshot(self, resume_first: bool) -> Any:
-        """Take a whole snapshot, resuming before or after it is durable."""
+    def take_snapshot(self, resume_first: bool, http: bool) -> Any:
+        """Take a whole snapshot, resuming before or after it is durable, its files shared or fetched."""
         id, before = self.walk.ids("unseen"), len(self.walk.snapshots)
         assert id is not None
-        self._named(id, "prepare", How())
-        how = How(leave_out=self.walk.agent.phase == "preparing")
+        self.named(id, "prepare", How())
+        how = How(leave_out=self.walk.agent.phase == "preparing", http=http)
         if how.leave_out:
             for participant in self.walk.everyone[1:]:
                 self.walk.send(participant, "prepare", id, How())
-        self._named(id, "commit", replace(how, wait="captured"))
+        self.named(id, "commit", replace(how, wait="captured"))
         if resume_first:
-            self._named(id, "resume", How())
-        self._named(id, "commit", replace(how, wait="durable"))
+            self.named(id, "resume", How())
+        self.named(id, "commit", replace(how, wait="durable"))
         if not resume_first:
-            self._named(id, "resume", How())
+            self.named(id, "resume", How())
         return multiple(*(snapshot.id for snapshot in self.walk.snapshots[before:]))
 
     @rule(snapshot=snapshots, policy=st.sampled_from((None, "main", "second")), keep=st.booleans(), part=st.booleans())
@@ -206,7 +176,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         found = next(one for one in self.walk.snapshots if one.id == snapshot)
         only = sorted(self.walk.pieces)[::2] if part else None
         id = self.walk.plan(found, only=only, keep=None if keep else (), policy=policy)
-        self._named(id, "restore", How())
+        self.named(id, "restore", How())
 
     @rule(
         snapshot=snapshots,
@@ -230,82 +200,16 @@ class CheckpointMachine(RuleBasedStateMachine):
     )
     def call(self, operation: str, relation: str, impatient: bool, other: bool) -> None:
         """Call anything with the open id, the last, an unseen, a lower one, or the one named most recently."""
-        id = self._id(relation, operation)
+        id = self.choose(relation, operation)
         if id is not None and not (operation == "renew" and other):
-            self._named(id, operation, How(impatient=impatient, other=other))
-
-    @rule(target=rollouts, target_kind=st.sampled_from(("forbidden", "taken")))
-    @precondition(lambda self: self.walk.agent.phase in ("preparing", "prepared", "committed"))
-    def commit_elsewhere(self, target_kind: Literal["forbidden", "taken"]) -> Any:
-        """Commit outside of the roots, or into a directory that holds another cut: refused, nothing is written."""
-        opened = self.walk.agent.open_id()
-        if opened is not None and (target_kind == "forbidden" or self.walk.snapshots):
-            self._named(opened, "commit", How(target=target_kind))
-        return multiple()
-
-    @rule(operation=operations, relation=relations, way=stale_ways)
-    def stale(self, operation: str, relation: str, way: Stale) -> None:
-        """Call with a lower controller, another incarnation, or an id of another epoch: refused, nothing changes."""
-        id = self._id(relation, operation)
-        if id is not None:
-            self.walk.drive(operation, id, How(stale=way))
-
-    @rule(rollout=rollouts, way=st.sampled_from(("controller", "epoch", "incarnation")), what=st.sampled_from("sar"))
-    def stale_items(self, rollout: str, way: Stale, what: str) -> None:
-        """Start, ACK or retire as a lower controller or for another incarnation: refused as a whole."""
-        piece = self.walk.pieces[rollout]
-        if what == "s":
-            self.walk.start([(piece, piece.attempt)], how=How(stale=way))
-        elif what == "a":
-            self.walk.ack([Receipt(rollout, piece.attempt, names.bytes_digest(b"any"))], How(stale=way))
-        else:
-            self.walk.retire({rollout: piece.attempt}, How(stale=way))
-
-    @rule(operation=st.sampled_from(malformed.OPERATIONS), way=st.sampled_from(malformed.WAYS))
-    def malformed(self, operation: str, way: str) -> None:
-        """Send what is not a request of this protocol: `invalid_request`, nothing changes, nobody is adopted."""
-        malformed.send(self.walk, operation, way)
-
-    @rule(operation=operations, relation=relations, reply=st.booleans(), look=st.booleans())
-    def lost(self, operation: str, relation: str, reply: bool, look: bool) -> None:
-        """Lose a request on its way, or the reply: what is true then is not known until somebody looks."""
-        id = self._id(relation, operation)
-        if id is not None:
-            fault = Fault.lost_reply() if reply else Fault.lost_request()
-            self.recent = id
-            self.walk.drive(operation, id, How(), fault)
-            self.blind = not look
-
-    @rule(target=rollouts, kind=st.sampled_from(sorted(KINDS)), look=st.booleans())
-    def lost_start(self, kind: str, look: bool) -> Any:
-        """Lose the reply to a start."""
-        piece = self.walk.place(KINDS[kind])
-        self.walk.start([(piece, 0)], fault=Fault.lost_reply())
-        self.blind = not look
-        return piece.rollout_id
-
-    @rule(first=operations, second=operations, one=relations, other=relations)
-    def pair(self, first: str, second: str, one: str, other: str) -> None:
-        """Make two calls at the same time: the answers fit one order of them, or one under way during the other."""
-        ids = self._id(one, first), self._id(other, second)
-        if ids[0] is not None and ids[1] is not None:
-            self.recent = ids[0]
-            self.walk.at_once((first, ids[0]), (second, ids[1]))
-
-    @rule(operation=operations, relation=relations)
-    def twice(self, operation: str, relation: str) -> None:
-        """Make the same call twice at the same time."""
-        id = self._id(relation, operation)
-        if id is not None:
-            self.recent = id
-            self.walk.at_once((operation, id), (operation, id))
+            self.named(id, operation, How(impatient=impatient, other=other))
 
     @rule(operation=st.sampled_from(("abort", "prepare", "restore", "resume")))
     def take_over(self, operation: str) -> None:
         """Let a higher controller appear: what was open ends, whatever its first call is."""
         id = self.walk.take_over()
         self.recent = replace(id, sequence=1)
-        self._named(id if operation == "abort" else self.recent, operation, How())
+        self.named(id if operation == "abort" else self.recent, operation, How())
 
     @rule()
     @precondition(lambda self: self.walk.agent.phase == "idle" and not self.waited)
@@ -315,7 +219,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         id = self.walk.ids("unseen")
         if lease <= SHORTEST_LEASE_MS and id is not None:
             self.waited = True
-            self._named(id, "prepare", How(lease_ms=lease))
+            self.named(id, "prepare", How(lease_ms=lease))
             self.walk.wait_for_lease(id, lease, lease_ends)
 
     # --- always ---
@@ -327,20 +231,6 @@ class CheckpointMachine(RuleBasedStateMachine):
             self.walk.look()
             self.walk.settle()
         self.blind = False
-
-    def _id(self, relation: str, operation: str) -> CheckpointId | None:
-        if relation == "recent":
-            fits = self.recent is not None and self.recent.epoch == self.walk.controller.epoch
-            return self.recent if fits else self.walk.ids("unseen")
-        if operation == "restore" and relation == "unseen" and self.walk.snapshots:
-            return self.walk.plan(self.walk.snapshots[-1])
-        return self.walk.ids(relation)
-
-    def _named(self, id: CheckpointId | None, operation: str, how: How) -> CheckpointId:
-        assert id is not None
-        self.recent = id
-        self.walk.drive(operation, id, how)
-        return id
 
 
 __all__ = ["CheckpointMachine", "Failed", "MachineReport", "run"]

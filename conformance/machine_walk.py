@@ -147,10 +147,21 @@ class Walk:
 
     def settle(self) -> None:
         """While every gate is open: wait until each rollout has got where the outside keeps it."""
+        late = any(watch.any(lambda state: state.late is not None) for watch in self.watches.values())
+        if late:
+            self.look()
         if not self.gates_open:
             return
-        if self.agent.any(lambda state: state.late is not None):
-            self.look()
+        try:
+            self._settle()
+        except TimedOut:
+            # A call that was cut off may have come, and closed the gate.
+            if late:
+                self.look()
+            if not late or self.gates_open:
+                raise
+
+    def _settle(self) -> None:
         for piece in self.pieces.values():
             rollout = self.agent.rollout(piece.rollout_id)
             if rollout is None or rollout.state != "live":
@@ -267,7 +278,7 @@ class Walk:
         return rollout_id in self.pieces
 
     def _rows(self) -> dict[str, Json]:
-        return self.agent.reader.rollouts() if self.pieces else {}
+        return self.agent.participant.rollouts() if self.pieces else {}
 
     def look(self) -> None:
         """Read status and rollouts of everybody; what cannot be is a failure."""

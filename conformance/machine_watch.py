@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
-from urllib.parse import urlencode
 
 from conformance import model, model_looks
 from conformance.controller import Json, Participant
 from conformance.errors import Failed, LostReply, LostRequest
 from conformance.model_rollouts import Receipt, Rollout, Rollouts, Stand
 from conformance.model_values import Call, State
-from conformance.wire import OPERATIONS, Reply
+from conformance.wire import Reply
 from spec.wire import CheckpointId
 
 MAX_STATES = 4000
-JUDGED_EVERY = 8
 _CUT_FIELDS = ("attempt", "turns_done", "receipt")
 
 REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
@@ -37,40 +35,6 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
     "retire": ("CKPT-RETIRE-001",),
 }
 """What is broken when the model does not allow an answer, by what was asked; every other call: CKPT-PHASE-001."""
-
-
-class Reader:
-    """Reads the same things very often: every message is parsed, and one in eight is judged against openapi.yaml, too.
-
-    Args:
-        participant: who is read.
-    """
-
-    def __init__(self, participant: Participant) -> None:
-        self.participant = participant
-        self._count = 0
-
-    def read(self, operation: str, **query: str) -> Json:
-        """GET something that is expected to be there."""
-        self._count += 1
-        if self._count % JUDGED_EVERY:
-            method, path = OPERATIONS[operation]
-            url = self.participant.url.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
-            reply = self.participant.wire.raw(method, url, operation=operation)
-            if reply.status == 200 and isinstance(reply.json, dict):
-                return reply.json
-        return dict(self.participant.call(operation, query=query).json)
-
-    def rollouts(self) -> dict[str, Json]:
-        """Return every rollout of the listing by id, over all pages."""
-        found: dict[str, Json] = {}
-        query: dict[str, str] = {}
-        while True:
-            page = self.read("listRollouts", **query)
-            found |= {row["rollout_id"]: row for row in page["rollouts"]}
-            if page["next"] is None:
-                return found
-            query = {"after": page["next"]}
 
 
 @dataclass
@@ -94,14 +58,13 @@ class Watch:
     feeds: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Read through a reader of its own."""
-        self.reader = Reader(self.participant)
+        """Begin with what a new incarnation begins with."""
         self.forget_progress()
 
     def forget_progress(self) -> None:
         """Begin with what a new incarnation begins with."""
         self.progress = 0
-        self._before = 0
+        self._listed = 0
         self._moved: int | None = None
         self._shape: dict[str, tuple[Any, ...]] | None = None
 
@@ -150,8 +113,21 @@ class Watch:
 
     # --- calls ---
 
-    def call(self, call: Call, send: Callable[[], Reply], words: str) -> Reply | None:
-        """Send a call and keep the states that allow its answer; ``None``: no answer came."""
+    def call(
+        self,
+        call: Call,
+        send: Callable[[], Reply],
+        words: str,
+        lost: Callable[[Iterable[State], Call], frozenset[State]] = model.unknown,
+    ) -> Reply | None:
+        """Send a call and keep the states that allow its answer; ``None``: no answer came.
+
+        Args:
+            call: what is sent, as the model's value.
+            send: sends it.
+            words: what it is called in the story.
+            lost: what may be true when the reply is lost.
+        """
         before = model.unfold(self.states)
         try:
             reply = send()
@@ -160,7 +136,7 @@ class Watch:
             return None
         except LostReply:
             self.note(f"{words} → reply lost")
-            self._keep(model.unknown(before, call), "")
+            self._keep(lost(before, call), "")
             return None
         self.note(f"{words} → {reply.brief if reply.code else reply.status}")
         self.answered(before, call, reply, words)
@@ -224,7 +200,7 @@ class Watch:
     def look(self) -> Json:
         """Read the status and keep the states that it may have come from."""
         before = model.unfold(self.states)
-        status = self.reader.read("getCheckpoint")
+        status = self.participant.status()
         owner = self.participant.owns("rollouts")
         kept = {state for state in before if model_looks.sees(state, status, owns_rollouts=owner)}
         if not kept:
@@ -248,7 +224,7 @@ class Watch:
         if self._moved is not None and status["progress"] <= self._moved:
             expected, got = {f"more than {self._moved}: rollouts have changed since"}, str(status["progress"])
             self.fail("progress", expected, got, ("CKPT-STATUS-006",))
-        self._before, self.progress = self.progress, status["progress"]
+        self.progress = status["progress"]
         if (status["lease_remaining_ms"] is None) != (status["gate"] == "open") and status["phase"] != "restoring":
             got = f"gate {status['gate']}, lease_remaining_ms {status['lease_remaining_ms']}"
             self.fail(
@@ -272,8 +248,8 @@ class Watch:
         """Keep the states that a complete listing of rollouts may have come from."""
         shape = {name: tuple(row.get(key) for key in _CUT_FIELDS) for name, row in rows.items() if ours(name)}
         # What changed between two listings was after the status before the first of them.
-        self._moved = self._before if self._shape is not None and shape != self._shape else None
-        self._shape = shape
+        self._moved = self._listed if self._shape is not None and shape != self._shape else None
+        self._shape, self._listed = shape, self.progress
         for rollout_id, row in rows.items():
             if ours(rollout_id):
                 sharper = functools.partial(model_looks.row_of, row=row)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance import model_moves as moves
-from conformance.model_moves import let_go, refused, relation
+from conformance.model_moves import let_go, refused, relation, write_fails
 from conformance.model_values import Call, Outcome, State
 from conformance.model_verbs import VERBS
 from spec.wire import ControllerPair
@@ -83,7 +83,7 @@ def _progress(state: State) -> Iterator[State]:
     elif state.phase == "preparing" and not state.blocked:
         yield replace(state, phase="prepared")
     elif state.phase == "committing":
-        yield from moves.durable(state)
+        yield from moves.written(state)
     elif state.phase == "restoring":
         if state.gate == "open":
             yield replace(state, gate="closed")
@@ -97,11 +97,6 @@ def lease_ends(state: State) -> frozenset[State]:
     if state.phase == "idle" or (state.phase == "committing" and state.gate == "open"):
         return frozenset({state})
     return moves.end(state, "expired", committed="committed")
-
-
-def write_fails(state: State) -> State:
-    """Return what a failed writing makes of a state in ``committing`` (CKPT-COMMIT-026, 028)."""
-    return replace(state, phase="prepared") if state.gate == "closed" else moves.idle(state, "failed")
 
 
 def restarts(state: State, *, manifest_complete: bool = False) -> frozenset[State]:

@@ -144,6 +144,18 @@ def durable(state: State) -> Iterator[State]:
     yield replace(kept, phase="committed") if state.gate == "closed" else idle(kept, "committed")
 
 
+def write_fails(state: State) -> State:
+    """Return what a failed writing makes of a state in ``committing`` (CKPT-COMMIT-026, 028)."""
+    return replace(state, phase="prepared") if state.gate == "closed" else idle(state, "failed")
+
+
+def written(state: State) -> Iterator[State]:
+    """Yield what the end of the writing makes of a state in ``committing``, however it ends."""
+    yield from durable(state)
+    if state.open is not None and state.open.failing:
+        yield write_fails(state)
+
+
 def installed(state: State) -> Iterator[State]:
     """Yield what the installing step makes of a state in ``restoring``; nothing, where the restore must fail."""
     call = _restore(state)

@@ -50,6 +50,7 @@ class Call:
         source: of a restore, the checkpoint whose cut is restored; ``None``: none (``source: null``).
         plan: of a restore, its lists.
         policy: of a restore, where restored rollouts call; ``None``: their saved one.
+        failing: of a commit, whether its writing may fail for lack of space.
         patient: whether its time limit is long enough for everything that the outside does not hold.
         items: of a start, an ACK or a retire.
     """
@@ -67,6 +68,7 @@ class Call:
     source: CheckpointId | None = None
     plan: Plan = field(default_factory=Plan)
     policy: str | None = None
+    failing: bool = False
     patient: bool = True
     items: tuple[Start | Receipt | Retire, ...] = ()
 
@@ -84,6 +86,7 @@ class Checkpoint:
     Args:
         arguments: what the first commit or restore that was not refused was called with, as far as it is compared.
         cut: what was captured; ``None``: nothing yet.
+        failing: whether its writing may fail for lack of space.
         ending: how it will end once its writer or builder has stopped.
         restore: the restore that opened it.
     """
@@ -92,6 +95,7 @@ class Checkpoint:
     run_id: str
     arguments: Hashable | None = None
     cut: Rollouts | None = None
+    failing: bool = False
     ending: Ending | None = None
     restore: Call | None = None
 

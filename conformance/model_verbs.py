@@ -89,7 +89,7 @@ def _commit_open(state: State, checkpoint: Checkpoint, call: Call) -> frozenset[
     if call.deserves:
         return frozenset(answers)
     for cut in moves.capture(state) if checkpoint.cut is None else (checkpoint.cut,):
-        begun = replace(checkpoint, arguments=arguments, cut=cut)
+        begun = replace(checkpoint, arguments=arguments, cut=cut, failing=call.failing)
         marked = _left_out(state, cut) if checkpoint.cut is None else state
         answers |= _committing(replace(marked, phase="committing", open=begun), call)
     return frozenset(answers)
@@ -109,6 +109,9 @@ def _committing(state: State, call: Call) -> frozenset[Outcome]:
         answers |= refused(state, "deadline_exceeded")
     for done in moves.durable(state):
         answers |= answer(done, phase={done.phase}, captured={True}, durable={True})
+    if state.open is not None and state.open.failing:
+        failed = moves.write_fails(state)
+        answers |= {replace(outcome, after=failed) for outcome in refused(state, "insufficient_storage")}
     return frozenset(answers)
 
 
@@ -130,8 +133,9 @@ def resume(state: State, call: Call) -> frozenset[Outcome]:
 
 def _resume_committing(state: State) -> frozenset[Outcome]:
     answers = set(answer(state, phase={"committing"}, ended_as={None}))
-    for done in moves.durable(state):
-        answers |= answer(done, phase={"idle"}, ended_as={None, "committed"})
+    for done in moves.written(state):
+        assert done.last is not None
+        answers |= answer(done, phase={"idle"}, ended_as={None, done.last.ended_as})
     return frozenset(answers)
 
 

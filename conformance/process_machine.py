@@ -5,25 +5,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
-from conformance import machine_outside as outside
-from conformance import machine_tour, model
+from conformance import machine_tour
 from conformance.case import Bench
-from conformance.controller import Json, Participant
-from conformance.errors import Failed, NotOffered
+from conformance.controller import Json
 from conformance.gym import Gym
-from conformance.machine_orders import Driver, How
-from conformance.machine_outside import KINDS, Piece
-from conformance.machine_watch import Reader, Watch
-from conformance.model_rollouts import Rollout, Stand
-from conformance.model_values import State
-from conformance.target import ProcessTarget
+from conformance.machine_orders import How
+from conformance.machine_outside import KINDS
+from conformance.process_walk import KILLED_AT, ProcessDriver
 from spec.wire import CheckpointId
 
 LONGEST_GRACE_MS = 4_000
@@ -31,110 +25,6 @@ LONGEST_GRACE_MS = 4_000
 
 MOST_ENDS = 2
 """How often one example ends the process; each takes up to a second."""
-
-End = Literal["kill", "term"]
-
-
-class ProcessDriver(Driver):
-    """A walk that may end the Gym's process and start it again."""
-
-    @property
-    def target(self) -> ProcessTarget:
-        """The Gym's process."""
-        target = self.case.bench.target
-        if not isinstance(target, ProcessTarget):
-            raise NotOffered("process control (level 1) is not offered")
-        return target
-
-    def restart(self, how: End, *, fresh: bool = False) -> None:
-        """End the process, start it on the same data or on none, and work out what may be true then."""
-        phases = {watch.name: watch.phase for watch in self.watches.values()}
-        self.case.step(f"{how} the process in {phases}, start it {'on no data' if fresh else 'on the same data'}")
-        self.visits[f"{self.agent.phase} × {how}{' fresh' if fresh else ''}"] += 1
-        before = {name: watch.participant.capabilities["incarnation"] for name, watch in self.watches.items()}
-        busy = self._busy()
-        if how == "kill":
-            self.target.kill()
-        else:
-            self.target.term()
-        self._from_now_on()
-        self.target.start(fresh=fresh)
-        self.case.wire.reconnect()
-        found = Gym.discover(self.case.wire, [endpoint.url for endpoint in self.target.endpoints])
-        self.gym.participants = found.participants
-        for participant in self.everyone:
-            self._reborn(self.watches[participant.name], participant, before[participant.name], fresh=fresh)
-        self.look_after_restart(busy)
-
-    def _busy(self) -> dict[str, Rollout]:
-        """Return the rollouts with an effect that may be under way."""
-        found = {}
-        for name in self.pieces:
-            rollout = self.agent.rollout(name)
-            if rollout is not None and rollout.may_block:
-                found[name] = rollout
-        return found
-
-    def _from_now_on(self) -> None:
-        """A turn that had no boundary may be generated again by the same attempt, one that had must not."""
-        made = self.case.witness.generations()
-        self.first_generation = made[-1].number + 1 if made else 0
-        for name in self.pieces:
-            rollout = self.agent.rollout(name)
-            if rollout is not None and rollout.state == "live":
-                self.floors[name, rollout.attempt] = rollout.stand.turns
-
-    def _reborn(self, watch: Watch, participant: Participant, incarnation: str, *, fresh: bool) -> None:
-        watch.participant, watch.reader = participant, Reader(participant)
-        kept = participant.capabilities["incarnation"] == incarnation
-        self.case.step(f"{participant.name} has {'kept its' if kept else 'a new'} incarnation")
-        if kept and fresh:
-            raise Failed(
-                f"{participant.name} starts on no data",
-                expected="a new incarnation",
-                got=f"the incarnation {incarnation} again",
-                requirements=("CKPT-ID-020",),
-            )
-        possible = model.unfold(watch.states)
-        if kept:
-            ways = (model.restarts(one, manifest_complete=done) for one in possible for done in (False, True))
-            watch.states = frozenset(state for way in ways for state in way)
-        else:
-            watch.states = frozenset(model.loses_everything(state) for state in possible)
-            watch.forget_progress()
-            watch.feed_rule, watch.feed = "any", None
-
-    def look_after_restart(self, busy: dict[str, Rollout]) -> None:
-        """Read everything; an effect that was under way may have made its rollout uncertain (CKPT-ENV-013)."""
-        for watch in self.watches.values():
-            watch.look()
-        rows = self._rows()
-        for name, rollout in busy.items():
-            piece = self.pieces[name]
-            if name in rows and self.lives(piece):
-                self._wait_for_fate(piece, rollout)
-        self.look()
-        self.settle()
-
-    def _wait_for_fate(self, piece: Piece, rollout: Rollout) -> None:
-        """Wait until a rollout whose effect or verification was cut off has stopped, or is kept there again."""
-
-        def decided() -> bool:
-            return self.case.row(piece.rollout_id)["state"] in ("restart", "failed") or (
-                piece.stop is not None and outside.arrived(self.case, piece, rollout.attempt)
-            )
-
-        self._until(decided, f"{piece.rollout_id} goes on, or stops as uncertain", "CKPT-PHASE-015")
-        if self.case.row(piece.rollout_id)["state"] == "restart":
-            self.agent.change(lambda state: _uncertain(state, piece.rollout_id))
-
-
-def _uncertain(state: State, rollout_id: str) -> State:
-    held = state.rollouts.get(rollout_id)
-    if held is None or held.state != "live":
-        return state
-    stopped = replace(held, stand=Stand(held.stand.turns, "no", "uncertain"), loose=None)
-    return replace(state, rollouts=state.rollouts.put(rollout_id, stopped))
 
 
 class ProcessMachine(RuleBasedStateMachine):
@@ -190,6 +80,9 @@ class ProcessMachine(RuleBasedStateMachine):
     @rule(wait=st.sampled_from(("captured", "durable")))
     def forward(self, wait: Literal["captured", "durable"]) -> None:
         """Do what a controller would do next."""
+        self._go_on(wait)
+
+    def _go_on(self, wait: Literal["captured", "durable"]) -> None:
         phase, opened = self.walk.agent.phase, self.walk.agent.open_id()
         if opened is None:
             self.walk.drive("prepare", self._fresh())
@@ -222,6 +115,39 @@ class ProcessMachine(RuleBasedStateMachine):
         self.ends += 1
         self.walk.restart("kill", fresh=fresh)
 
+    @rule(moment=st.sampled_from(sorted(KILLED_AT)))
+    @precondition(lambda self: self.ends < MOST_ENDS and self.bench.target.level > 1)
+    def kill_at(self, moment: str) -> None:
+        """SIGKILL between two steps of an operation (level 2), then start on the same data (C40)."""
+        act = self._act(KILLED_AT[moment]) if moment in self.bench.target.moments else None
+        if act is not None:
+            self.ends += 1
+            self.walk.killed_at(moment, act)
+
+    def _act(self, operation: str) -> Callable[[], object] | None:
+        """Bring the walk to where an operation does its work, and return the call; None: something blocks."""
+        walk, opened = self.walk, self.walk.agent.open_id()
+        if opened is not None and operation != "retire":
+            walk.drive("abort", opened)
+        if operation == "start":
+            piece = walk.place(KINDS["short"])
+            return lambda: walk.start([(piece, 0)])
+        if operation == "retire":
+            piece = next(iter(walk.pieces.values()))
+            return lambda: walk.retire({piece.rollout_id: piece.attempt})
+        id = self._fresh()
+        if operation == "restore":
+            restored = walk.plan(walk.snapshots[-1]) if walk.snapshots else id
+            return lambda: walk.drive("restore", restored)
+        if operation == "prepare":
+            return lambda: walk.drive("prepare", id)
+        walk.drive("prepare", id)
+        if not walk.certainly("prepared"):
+            return None
+        if operation == "resume":
+            walk.drive("commit", id)
+        return lambda: walk.drive(operation, id)
+
     @rule()
     @precondition(lambda self: self.ends < MOST_ENDS and self._may_term())
     def term(self) -> None:
@@ -234,12 +160,12 @@ class ProcessMachine(RuleBasedStateMachine):
     def freeze(self) -> None:
         """SIGSTOP, a call that waits, SIGCONT: the call is answered as ever (C10)."""
         self.frozen = True
-        self.walk.case.step("stop the process, ask for its status, continue it")
+        self.walk.case.step("stop the process, call what a controller would call next, continue it")
         self.walk.target.stop()
-        asked = self.bench.wire.background(self.walk.gym.agent.status)
+        asked = self.bench.wire.background(lambda: self._go_on("durable"))
         self.bench.patience.pause(0.05)
         self.walk.target.cont()
-        asked.result(self.bench.patience.seconds(10.0))
+        asked.result(self.bench.patience.seconds(30.0))
 
     @invariant()
     def looked_at(self) -> None:
@@ -257,4 +183,4 @@ class ProcessMachine(RuleBasedStateMachine):
         return id
 
 
-__all__ = ["ProcessDriver", "ProcessMachine"]
+__all__ = ["ProcessMachine"]
