@@ -337,3 +337,38 @@ def test_a_plan_that_disagrees_with_the_cut_is_a_mismatch() -> None:
         assert {"state_mismatch"} == {outcome.code for outcome in outcomes}
     outcomes = model.step(state("idle", "open"), call("restore", UNSEEN, plan=Plan(rollouts=(good,))))
     assert {200} == {outcome.status for outcome in outcomes}
+
+
+# --- writings that fail ---
+
+
+@pytest.mark.parametrize(("gate", "phase", "last"), [("closed", "prepared", LAST), ("open", "idle", OPEN)])
+def test_a_writing_that_fails_keeps_its_capture_or_ends_the_checkpoint(
+    gate: str, phase: Phase, last: CheckpointId
+) -> None:
+    """C44: before the gate has opened it leads back to prepared, the cut kept; afterwards the checkpoint has failed."""
+    begun = state("committing", gate)
+    assert begun.open is not None
+    writing = replace(begun, open=replace(begun.open, failing=True))
+    failed = [one for one in model.step(writing, call("commit", OPEN)) if one.code == "insufficient_storage"]
+    assert [(507, phase, last)] == [
+        (one.status, one.after.phase, one.after.last and one.after.last.id) for one in failed
+    ]
+    assert all(one.after.open is None or one.after.open.cut == begun.open.cut for one in failed)
+    assert {phase, "committing", "committed" if gate == "closed" else "idle"} == {
+        one.phase for one in model.unfold({writing})
+    }
+
+
+def test_no_writing_fails_for_lack_of_space_that_there_is() -> None:
+    """Without the fail point, 507 is no answer of a commit."""
+    assert not any(
+        one.code == "insufficient_storage" for one in model.step(state("prepared", "closed"), call("commit", OPEN))
+    )
+
+
+def test_a_call_that_was_cut_off_may_come_at_any_time_or_never() -> None:
+    """C33: after a prepare whose connection was reset, the participant is idle, or preparing, or prepared."""
+    late = model.on_its_way({state("idle", "open")}, call("prepare", UNSEEN))
+    assert {"idle", "prepared"} <= {one.phase for one in model.unfold(late)}
+    assert any(one.late is not None for one in model.unfold(late))
