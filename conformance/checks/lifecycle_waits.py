@@ -225,4 +225,4 @@ def a_policy_call_while_parked_breaks_nothing(case: Case) -> None:
     cut = take_cut(case, checkpoint_id=open_id)
     case.equal(1, cut.row(case, rollout_id)["turns_done"], "the cut holds one turn", "CKPT-GATE-025")
     case.equal(expected, case.body(rollout, "CKPT-GATE-025"), "the same body", "CKPT-GATE-025", "CKPT-GATE-008")
-    case.equal(1, case.witness.completed(rollout_id, 2), "turn 2 was generated once", "CKPT-GATE-025")
+    case.equal(1, case.witness.completed(rollout_id, 2), "turn 2 was generated once", "CKPT-GATE-008")

@@ -10,7 +10,7 @@ from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
 SHOWS = "state"
-BREAKS = ("CKPT-ORDER-004", "CKPT-ORDER-001", "CKPT-ID-037", "CKPT-CTRL-002")
+BREAKS = ("CKPT-ORDER-004", "CKPT-ORDER-001", "CKPT-ID-037", "CKPT-CTRL-002", "CKPT-ERR-013")
 
 
 def apply() -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capture is the living table of boundaries, not a copy: what happens before it is written leaks into it."""
+"""The capture is the living table of boundaries, not a copy: what happens before it is written leaks into it.
+
+A commit that is repeated after a failed writing writes what there is by then, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,15 @@ from tests.mutants.seam import wrap
 
 TARGETS = "durability"
 SHOWS = "race"
-BREAKS = ("CKPT-COMMIT-002", "CKPT-COMMIT-013", "CKPT-COMMIT-020", "CKPT-DIR-009", "CKPT-DIR-013")
+BREAKS = (
+    "CKPT-COMMIT-002",
+    "CKPT-COMMIT-013",
+    "CKPT-COMMIT-020",
+    "CKPT-COMMIT-027",
+    "CKPT-DIR-009",
+    "CKPT-DIR-013",
+    "CKPT-REPEAT-005",
+)
 
 
 def apply() -> None:
