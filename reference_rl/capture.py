@@ -23,6 +23,7 @@ from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.settings import SnapshotSettings
 from reference_rl.snapshots import Draft
+from reference_rl.stopwatch import Stopwatch
 from spec import messages, wire
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ class Capture:
         self._visible_as = visible_as
         self._leases = Leases(self._id, limits.lease_ms)
         self._targets: dict[tuple[str, str], dict[str, str]] = {}
-        self._pauses: dict[str, int] = {}
+        self._watch = Stopwatch()
         self._counts: dict[str, int] = {"turn": 0, "finished": 0, "restart": 0, "bytes": 0}
         self._marks: dict[str, float] = {"begun": time.monotonic()}
 
@@ -123,7 +124,8 @@ class Capture:
         outcomes = await self._all("commit", self._commit_captured)
         for member, reply in outcomes:
             if not reply.captured:
-                raise SnapshotFailed("commit", f"{member.participant.name} answered without a capture")
+                name = member.participant.client.name
+                raise SnapshotFailed("commit", f"{name} answered without a capture", name)
         self._mark("captured")
         failpoints.hit("snapshot.captured")
 
@@ -166,6 +168,7 @@ class Capture:
                 self._counts["finished"] += counts.finished
                 self._counts["restart"] += counts.restart
             self._counts["bytes"] += counts.bytes
+            self._watch.written(cut.member.participant.client.name, counts.bytes)
         self._mark("durable")
         return cuts
 
@@ -190,8 +193,9 @@ class Capture:
         marks = list(self._marks.items())
         steps = {f"{name}_ms": round((at - before) * 1000) for (_, before), (name, at) in pairwise(marks)}
         return {
-            "pause_ms": max(self._pauses.values(), default=0),
-            "pauses_ms": dict(self._pauses),
+            "pause_ms": max(self._watch.pauses().values(), default=0),
+            "pauses_ms": self._watch.pauses(),
+            "participants": self._watch.metrics(),
             **self._counts,
             **steps,
             "gyms": [gym.alias for gym in self.gyms],
@@ -213,15 +217,17 @@ class Capture:
                     incarnation = outcome.participant.incarnation
                     self.progress[member.key] = (incarnation, reply.progress)
                 else:
-                    blocked.append((outcome.participant.name, reply))
+                    blocked.append((outcome.participant, reply))
             if blocked and not self._limits.leave_out_blocked:
-                name, reply = blocked[0]
-                raise SnapshotFailed("prepare", f"{name} is not ready: {_blocked_by(reply)}", name)
+                participant, reply = blocked[0]
+                says = f"{participant.name} is not ready: {_blocked_by(reply)}"
+                raise SnapshotFailed("prepare", says, participant.client.name)
             if blocked:
                 self.left_out_rollouts = True
 
     async def _prepare_one(self, participant: Participant) -> messages.PrepareResponse:
         self._leases.hold(participant)
+        self._watch.note(participant.client.name, "prepare")
         end = time.monotonic() + self._limits.stage_ms / 1000
         while True:
             remaining = max(1, round((end - time.monotonic()) * 1000))
@@ -230,10 +236,15 @@ class Capture:
                 self._id, self._run_id, timeout_ms=wait_ms, lease_ms=self._limits.lease_ms
             )
             if reply.ready or time.monotonic() >= end:
+                self._watch.parked(participant.client.name, reply.wait_ms)
                 return reply
 
     async def _commit_captured(self, member: Member) -> messages.CommitResponse:
-        return await self._commit(member, "captured", self._limits.stage_ms)
+        name = member.participant.client.name
+        self._watch.note(name, "commit")
+        reply = await self._commit(member, "captured", self._limits.stage_ms)
+        self._watch.note(name, "captured")
+        return reply
 
     async def _commit_durable(self, member: Member) -> messages.CommitResponse:
         end = time.monotonic() + self._limits.durable_ms / 1000
@@ -243,7 +254,8 @@ class Capture:
             if reply.durable:
                 return reply
             if left_ms <= 0:
-                raise SnapshotFailed("durable", f"{member.participant.name} is still writing", member.participant.name)
+                name = member.participant.client.name
+                raise SnapshotFailed("durable", f"{name} is still writing", name)
 
     async def _commit(self, member: Member, wait: str, budget_ms: int) -> messages.CommitResponse:
         participant = member.participant
@@ -258,6 +270,7 @@ class Capture:
 
     async def _resume_one(self, participant: Participant) -> None:
         name = participant.client.name
+        self._watch.note(name, "resume")
         try:
             reply = await participant.client.resume(self._id, timeout_ms=self._limits.stage_ms)
         except GymError as error:
@@ -267,7 +280,7 @@ class Capture:
             reply = await participant.client.resume(self._id, timeout_ms=self._limits.stage_ms)
         finally:
             await self._leases.release(participant)
-        self._pauses[name] = reply.pause_ms
+        self._watch.opened(name, reply.pause_ms)
 
     def _target(self, member: Member) -> dict[str, str]:
         alias, name = member.key
@@ -335,6 +348,7 @@ class Capture:
             raise error
         for participant in gym.participants:
             await self._leases.release(participant)
+            self._watch.forget(participant.client.name)
         self.gyms.remove(gym)
         self.left_out.append(gym.alias)
         await abort_everywhere(gym.participants, self._id, self._limits.stage_ms)

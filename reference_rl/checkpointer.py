@@ -21,7 +21,7 @@ from reference_rl.columns import Switches
 from reference_rl.control import Tenure, best_effort
 from reference_rl.dataplane import DataPlane
 from reference_rl.deployment import Deployment
-from reference_rl.errors import InvariantViolated, RlError, SnapshotExists, SnapshotFailed, Superseded
+from reference_rl.errors import GymError, InvariantViolated, RlError, SnapshotExists, SnapshotFailed, Superseded
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.settings import SnapshotSettings
@@ -298,6 +298,7 @@ class Checkpointer:
             reason=str(error),
             step=getattr(error, "step", type(error).__name__),
             participant=getattr(error, "participant", None),
+            code=_code(error),
             consecutive=health.consecutive,
         )
         if health.consecutive >= self._settings.failures_before_fallback and not health.reduced:
@@ -376,6 +377,15 @@ class SnapshotContext:
 def cut_id(error: SnapshotFailed) -> str | None:
     """Return the checkpoint id of a failed snapshot."""
     return error.checkpoint_id
+
+
+def _code(error: BaseException | None) -> str | None:
+    """Return the error code of the refusal that an error was made from, or the name of what it was."""
+    while error is not None:
+        if isinstance(error, GymError):
+            return error.code or type(error).__name__
+        error = error.__cause__
+    return None
 
 
 async def _awaited(work: Awaitable[object]) -> object:

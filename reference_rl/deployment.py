@@ -164,6 +164,9 @@ class Deployment:
         reasons: list[str] = []
         for participant in self.participants:
             reasons += _why_unusable(participant, switches)
+        if not reasons and self.participants and self.protocol_version is None:
+            spoken = "; ".join(f"{p.name} {', '.join(p.capabilities.protocol_versions)}" for p in self.participants)
+            reasons.append(f"Its participants have no protocol version in common: {spoken}.")
         owners = [p.name for p in self.participants if p.owns("rollouts")]
         if switches.tracks_rollouts and len(owners) != 1:
             reasons.append(f"Exactly one participant must own rollouts; here: {', '.join(owners) or 'none'}.")
@@ -178,6 +181,17 @@ class Deployment:
     def owner(self) -> Participant:
         """Return the participant that owns the rollouts."""
         return next(p for p in self.participants if p.owns("rollouts"))
+
+    @property
+    def protocol_version(self) -> str | None:
+        """Return the highest version that this controller and all participants speak, ``None`` when there is none.
+
+        Requirements: CKPT-VER-003.
+        """
+        common = set(SPOKEN_VERSIONS)
+        for participant in self.participants:
+            common &= set(participant.capabilities.protocol_versions)
+        return max(common, key=_version, default=None)
 
     def stages(self, *, descending: bool = False) -> list[list[Participant]]:
         """Return the participants by stage: ascending is callers before callees.
@@ -247,6 +261,10 @@ def _why_unusable(participant: Participant, switches: Switches) -> list[str]:
     elif switches.captures_gyms and not participant.by_file and "http" not in capabilities.storage:
         reasons.append(f"{name} shares no files with this controller and does not serve its cuts over HTTP.")
     return reasons
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
 
 
 async def everywhere(participants: Iterable[Participant], call: Callable[[Participant], Awaitable[T]]) -> list[Outcome]:

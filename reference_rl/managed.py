@@ -112,16 +112,17 @@ class ManagedSession(Session):
             if is_up:
                 await manager.run()
             is_up = False
-            self.events.emit("gym_lost", gym=gym.alias)
+            self.events.trouble("gym_lost", gym.alias, gym=gym.alias)
             try:
                 async with self.tenure.lock:
                     report = await self.recovery.recover_gym(gym)
             except (RecoveryFailed, Incompatible) as error:
                 # The others go on; this one is asked again for as long as the run lasts.
-                self.events.emit("gym_away", gym=gym.alias, reason=str(error))
+                self.events.trouble("gym_away", gym.alias, gym=gym.alias, reason=str(error))
                 await asyncio.sleep(self.settings.recovery.health_s)
                 continue
             is_up = True
+            self.events.over(gym.alias)
             self.events.emit("gym_recovered", **_report(report))
             self.changed.set()
 
@@ -148,6 +149,7 @@ class ManagedSession(Session):
             gyms={gym.alias: gym.how for gym in report.gyms},
             refused=sorted({text for gym in report.gyms for text in gym.refused} | set(report.point.refused)),
             dropped=report.dropped,
+            redone=report.redone,
             rollouts=rows,
         )
 

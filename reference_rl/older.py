@@ -40,6 +40,7 @@ class OlderSession(Session):
         for name in (path, path.with_name(LEDGER + "-wal"), path.with_name(LEDGER + "-shm")):
             name.unlink(missing_ok=True)
         self.store.sweep()
+        self.store.empty_trash()
         self.restored_from = self.copy_ledger(path)
         return Ledger(path, self.settings.run_id)
 
@@ -115,11 +116,13 @@ class OlderSession(Session):
         failures = 0
         while True:
             name = f"run-{uuid4().hex}"
-            self.events.emit("dispatched", gym=gym.alias, rollouts=[{"rollout_id": name, "attempt": 0}])
+            rollouts = [{"rollout_id": name, "attempt": 0}]
+            self.events.trouble("dispatched", row.rollout_id, gym=gym.alias, rollouts=rollouts)
             content = await self._call(http, gym, row)
             if content is None:
                 await asyncio.sleep(PAUSE_S)
                 continue
+            self.events.over(row.rollout_id)
             failure = content.get("failure")
             failures += failure is not None
             if failure is not None and not failure.get("terminal") and failures < self.settings.max_failures:
@@ -158,8 +161,9 @@ class OlderSession(Session):
             reply.raise_for_status()
             content = reply.json()
         except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
-            self.events.emit("gym_trouble", gym=gym.alias, reason=str(error) or type(error).__name__)
+            self.events.trouble("gym_trouble", gym.alias, gym=gym.alias, reason=str(error) or type(error).__name__)
             return None
+        self.events.over(gym.alias)
         return content if isinstance(content, dict) and ("body" in content or "failure" in content) else None
 
     def _report_restart(self) -> None:

@@ -22,8 +22,8 @@ from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.living import GymReport
 from reference_rl.managed import Parts, assemble
+from reference_rl.recovery import REDONE, make_wish
 from reference_rl.restart_point import choose_point, plan_rollback
-from reference_rl.restorer import RestoreWish
 from reference_rl.session import LEDGER
 from reference_rl.settings import RunSettings
 from reference_rl.snapshots import SnapshotStore
@@ -98,7 +98,9 @@ async def _preview(settings: RunSettings, parts: Parts) -> Preview:
         snapshot = restorer.saved_gym(gym, not_newer, report)
         refused += report.refused
         gyms[gym.alias] = f"restored from {snapshot.checkpoint_id}" if snapshot else "reset"
-        for fate in restorer.plan(gym, snapshot, RestoreWish(not_newer, rollback.dropped)).fates:
+        # The ledger is a copy: what a restart would write into it first is written.
+        redone = await ledger.do(transitions.redo_rollouts, sorted(recovery.redone([gym], rollback)), REDONE)
+        for fate in restorer.plan(gym, snapshot, make_wish(gym, rollback, redone.values())).fates:
             rollout_id = fate.row.rollout_id
             prospects[rollout_id] = Prospect(rollout_id, fate.how, fate.turns_done, fate.reason)
     rl_from = f"snapshot {point.snapshot.checkpoint_id}" if point.snapshot else point.how

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from reference_rl.records import Receipt, RolloutRow, Sample
 
@@ -165,13 +165,22 @@ def results_newer_than(con: sqlite3.Connection, weights_version: int) -> list[st
     ]
 
 
+_REPLAY_STATES: Final = ("open", "waiting", "ready", "claimed", "consumed", "failed")
+
+
 def replay_index(con: sqlite3.Connection) -> dict[str, Any]:
-    """Return which groups are open, ready and consumed."""
+    """Return the siblings of each group by state.
+
+    States: open, waiting for their siblings, ready, claimed, consumed, failed. Nothing is ever claimed here: the
+    reference trainer claims and consumes in one transaction.
+
+    Requirements: CKPT-SNAP-015.
+    """
     consumed = {row[0] for row in con.execute("SELECT rollout_id FROM consumption")}
     waiting = {rollout_id for unit in ready(con) for rollout_id in unit}
     groups: dict[int, dict[str, list[str]]] = {}
     for grp, rollout_id, state in con.execute("SELECT grp, rollout_id, state FROM rollouts ORDER BY grp, sibling"):
-        entry = groups.setdefault(grp, {"open": [], "ready": [], "waiting": [], "consumed": [], "failed": []})
+        entry = groups.setdefault(grp, {state: [] for state in _REPLAY_STATES})
         if rollout_id in consumed:
             entry["consumed"].append(rollout_id)
         elif rollout_id in waiting:
@@ -187,6 +196,32 @@ def replay_index(con: sqlite3.Connection) -> dict[str, Any]:
 def surplus(con: sqlite3.Connection) -> list[dict[str, Any]]:
     """Return every result that was settled without being trained, with the reason."""
     return [dict(row) for row in con.execute("SELECT * FROM surplus ORDER BY noted_at")]
+
+
+def surplus_count(con: sqlite3.Connection) -> int:
+    """Return how many results were settled without being trained."""
+    return int(con.execute("SELECT count(*) FROM surplus").fetchone()[0])
+
+
+def attempt_count(con: sqlite3.Connection) -> int:
+    """Return how many attempts there were: first ones that may have left, and every reserved one."""
+    first = con.execute(
+        "SELECT count(*) FROM rollouts r WHERE sent = 1 OR state != 'unfinished' OR EXISTS"
+        " (SELECT 1 FROM attempts a WHERE a.rollout_id = r.rollout_id)"
+    ).fetchone()[0]
+    return int(first) + int(con.execute("SELECT count(*) FROM attempts").fetchone()[0])
+
+
+def attempt_origins(con: sqlite3.Connection) -> dict[str, int]:
+    """Return how many attempts were reserved, by the first words of their origin."""
+    return dict(
+        con.execute("SELECT substr(origin, 1, 12), count(*) FROM attempts GROUP BY substr(origin, 1, 12)").fetchall()
+    )
+
+
+def prompt_groups(con: sqlite3.Connection) -> set[int]:
+    """Return the groups of granularity ``prompt_group``."""
+    return {row[0] for row in con.execute("SELECT grp FROM groups WHERE granularity = 'prompt_group'")}
 
 
 def attempts(con: sqlite3.Connection) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.living import Fated, GymReport, Living
 from reference_rl.records import Reservation, RolloutRow
-from reference_rl.restart_point import Meeting, RestartPoint, Rollback, choose_point, plan_rollback
+from reference_rl.restart_point import Meeting, RestartPoint, Rollback, choose_point, plan_rollback, rollouts_to_redo
 from reference_rl.restore_plan import RestorePlan
 from reference_rl.restorer import Restorer, RestoreWish
 from reference_rl.rows import rows_of_cut, rows_of_live, rows_of_results
@@ -34,17 +34,27 @@ from reference_rl.snapshots import ROWS_FILE, Snapshot, SnapshotStore
 CLAIMS: Final = 3
 """How often an epoch is picked again when a higher controller refused the first call."""
 
+REDONE: Final = "its group is redone"
+
 RETRY_S: Final = 0.2
 """How long a Gym that could not be reached is left alone, in seconds."""
 
 
 @dataclass
 class RestartReport:
-    """What a restart did."""
+    """What a restart did.
+
+    Attributes:
+        point: where RL went on.
+        gyms: what became of each Gym and its rollouts.
+        dropped: rollouts whose result the salvage rule did not keep.
+        redone: rollout → its new name, where a whole group is redone.
+    """
 
     point: RestartPoint
     gyms: list[GymReport] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    redone: dict[str, str] = field(default_factory=dict)
 
 
 class Recovery:
@@ -91,6 +101,7 @@ class Recovery:
         self._switches = switches
         self._events = events
         self._environments = environments
+        self._discovered: dict[str, dict[str, str]] = {}
 
     async def start(self, *, trainer_survives: bool) -> RestartReport:
         """Bring the run to the point where rollouts can be dispatched.
@@ -108,6 +119,7 @@ class Recovery:
         failpoints.hit("restart.claimed")
         # From here on nobody else publishes in this run directory: what is listed now is what there is.
         self._store.sweep()
+        await asyncio.to_thread(self._store.empty_trash)
         point = await asyncio.to_thread(choose_point, self._ledger, self._store, trainer_survives=trainer_survives)
         await self._become_known(present)
         failpoints.hit("restart.known")
@@ -120,6 +132,7 @@ class Recovery:
         failpoints.hit("restart.feeds_read")
         rollback = await plan_rollback(self._ledger, point, self._settings.salvage)
         report.dropped = sorted(rollback.dropped)
+        await self._redo_groups(restored, rollback, report)
         await self._restore_all(restored, fresh, rollback, report)
         for gym in adopted:
             try:
@@ -207,7 +220,9 @@ class Recovery:
                 await asyncio.sleep(RETRY_S)
                 continue
             found = {p.name: p.incarnation for p in gym.participants}
-            self._events.emit("discovered", gym=gym.alias, participants=found)
+            if self._discovered.get(gym.alias) != found:
+                self._discovered[gym.alias] = found
+                self._events.emit("discovered", gym=gym.alias, participants=found)
             return
 
     async def _fresh(self, gyms: Sequence[Deployment]) -> set[str]:
@@ -286,6 +301,25 @@ class Recovery:
         open_restore = self._ledger.read(queries.restore_is_open, gym.alias)
         return bool(known) and known == gym.incarnations() and step == point.step and not open_restore
 
+    def redone(self, gyms: Iterable[Deployment], rollback: Rollback) -> frozenset[str]:
+        """Return the rollouts that start again because the settings want whole groups redone."""
+        if not self._settings.redo_groups:
+            return frozenset()
+        return rollouts_to_redo(self._ledger, rollback, {gym.alias for gym in gyms})
+
+    async def _redo_groups(self, gyms: Sequence[Deployment], rollback: Rollback, report: RestartReport) -> None:
+        wanted = self.redone(gyms, rollback)
+        if not wanted:
+            return
+        rows = [row for row in self._ledger.read(queries.rollouts) if row.rollout_id in wanted]
+        for gym in gyms:
+            # Their old names may still be under way to the Gym; whatever comes under them now is stale.
+            await self._living.retire_everywhere(
+                gym, [(row.rollout_id, row.attempt) for row in rows if row.gym == gym.alias and row.sent]
+            )
+        report.redone = await self._ledger.do(transitions.redo_rollouts, sorted(wanted), REDONE)
+        self._events.emit("groups_redone", groups=sorted({row.group for row in rows}), rollouts=report.redone)
+
     async def _carry_out(self, rollback: Rollback) -> None:
         if not rollback.needed:
             return
@@ -294,20 +328,24 @@ class Recovery:
             transitions.roll_back_training, point.step, point.weights_version, rollback.consumed, rollback.dropped
         )
         dropped = sorted(rollback.dropped)
-        self._events.emit("rolled_back", step=point.step, weights_version=point.weights_version, dropped=dropped)
+        self._events.emit(
+            "rolled_back",
+            step=point.step,
+            weights_version=point.weights_version,
+            dropped=dropped,
+            salvaged=rollback.salvaged,
+        )
 
     async def _restore_all(
         self, gyms: Sequence[Deployment], fresh: set[str], rollback: Rollback, report: RestartReport
     ) -> None:
         point = rollback.point
         plans: dict[str, tuple[RestorePlan, Snapshot | None, GymReport]] = {}
-        extra = _left_out(point.snapshot)
         restored = [gym for gym in gyms if self._switches.captures_gyms and gym.alias not in fresh]
-        not_newer = point.limit
         for gym in restored:
             gym_report = GymReport(gym.alias, "restored", refused=list(point.refused))
-            snapshot = await asyncio.to_thread(self._restorer.saved_gym, gym, not_newer, gym_report)
-            wish = RestoreWish(not_newer, rollback.dropped, extra.get(gym.alias, {}))
+            snapshot = await asyncio.to_thread(self._restorer.saved_gym, gym, point.limit, gym_report)
+            wish = make_wish(gym, rollback, report.redone.values())
             wish.highest = await self._living.highest_attempts(gym)
             plans[gym.alias] = (await asyncio.to_thread(self._restorer.plan, gym, snapshot, wish), snapshot, gym_report)
         wishes = {
@@ -331,11 +369,10 @@ class Recovery:
             if gym.alias not in plans:
                 return await self._start_over(gym)
             plan, snapshot, gym_report = plans[gym.alias]
-            wish = RestoreWish(not_newer, rollback.dropped, extra.get(gym.alias, {}))
             try:
                 return await self._restorer.restore(
                     gym,
-                    wish,
+                    make_wish(gym, rollback, report.redone.values()),
                     first_plan=(plan, snapshot, attempts[gym.alias]),
                     report=gym_report,
                     before_resume=ledger_step.arrive,
@@ -406,13 +443,11 @@ def _origin(snapshot: Snapshot | None) -> str:
     return f"restore of {snapshot.checkpoint_id}" if snapshot is not None else "reset"
 
 
-def _left_out(snapshot: Snapshot | None) -> dict[str, dict[str, str]]:
-    """Return, per Gym, the rollouts that the snapshot chosen for RL lists because their Gym was left out of it."""
-    found: dict[str, dict[str, str]] = {}
-    for (alias, rollout_id), record in (snapshot.restarts() if snapshot is not None else {}).items():
-        if record.reason == "left_out":
-            found.setdefault(alias, {})[rollout_id] = "its Gym was left out of the snapshot"
-    return found
+def make_wish(gym: Deployment, rollback: Rollback, redone: Iterable[str] = ()) -> RestoreWish:
+    """Return what the first restore of a Gym in a restart has to respect."""
+    point = rollback.point
+    forced = dict.fromkeys(redone, REDONE)
+    return RestoreWish(point.limit, rollback.dropped, point.left_out(gym.alias), forced)
 
 
 def _fated(row: RolloutRow, how: str, attempt: int, reason: str) -> Fated:

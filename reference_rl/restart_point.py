@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from reference_rl import queries, transitions
 from reference_rl.errors import SnapshotDamaged
 from reference_rl.ledger import Ledger, open_copy
-from reference_rl.snapshots import LEDGER_FILE, Snapshot, SnapshotStore
+from reference_rl.records import RolloutRow
+from reference_rl.snapshots import LEDGER_FILE, RL_PART, Snapshot, SnapshotStore
 from spec import messages, wire
 
 _NOTHING: Final = wire.CheckpointId(0, 0)
@@ -43,6 +44,15 @@ class RestartPoint:
             return _NOTHING
         return self.snapshot.checkpoint_id if self.snapshot is not None else None
 
+    def left_out(self, alias: str) -> dict[str, str]:
+        """Return the rollouts that the snapshot lists because their Gym was left out of it, each with that reason."""
+        restarts = self.snapshot.restarts() if self.snapshot is not None else {}
+        return {
+            rollout_id: "its Gym was left out of the snapshot"
+            for (gym, rollout_id), record in restarts.items()
+            if gym == alias and record.reason == "left_out"
+        }
+
 
 @dataclass(frozen=True)
 class Rollback:
@@ -52,12 +62,14 @@ class Rollback:
         consumed: rollout → step, as it will be.
         dropped: rollouts whose result the salvage rule does not keep; they run again.
         needed: whether anything changes at all.
+        salvaged: how many results that came after the cut are kept.
     """
 
     point: RestartPoint
     consumed: Mapping[str, int]
     dropped: frozenset[str]
     needed: bool
+    salvaged: int = 0
 
 
 class Meeting:
@@ -97,7 +109,7 @@ class Meeting:
 
 
 def choose_point(ledger: Ledger, store: SnapshotStore, *, trainer_survives: bool) -> RestartPoint:
-    """Return where RL goes on: the newest snapshot that verifies, the marker where that is newer, or nothing.
+    """Return where RL goes on: the newest snapshot whose RL part verifies, the marker where that is newer, or nothing.
 
     Requirements: CKPT-RESTART-012, CKPT-RESTART-016, CKPT-RESTART-018, CKPT-RESTART-061, CKPT-SNAP-034.
     """
@@ -108,7 +120,7 @@ def choose_point(ledger: Ledger, store: SnapshotStore, *, trainer_survives: bool
     snapshot: Snapshot | None = None
     for checkpoint_id in store.ids():
         try:
-            snapshot = store.verify(checkpoint_id)
+            snapshot = store.verify(checkpoint_id, RL_PART)
             break
         except SnapshotDamaged as error:
             refused.append(f"{checkpoint_id}: {error}")
@@ -159,4 +171,31 @@ async def plan_rollback(ledger: Ledger, point: RestartPoint, salvage: str) -> Ro
     if salvage == "weights":
         newer = ledger.read(queries.results_newer_than, point.weights_version)
         dropped = frozenset(newer) - facts - wanted.keys()
-    return Rollback(point, wanted, dropped, needed=True)
+    after = ledger.read(queries.result_receipts).keys() - facts if point.snapshot is not None else set()
+    return Rollback(point, wanted, dropped, needed=True, salvaged=len(after - dropped))
+
+
+def rollouts_to_redo(ledger: Ledger, rollback: Rollback, aliases: Collection[str]) -> frozenset[str]:
+    """Return every sibling of the unfinished groups of granularity ``prompt_group`` in some Gyms.
+
+    A group of which nothing was ever sent has nothing to redo, and one that training has consumed is finished.
+
+    Args:
+        ledger: the run's ledger.
+        rollback: what will be consumed, and which results will not be kept.
+        aliases: the Gyms that are not adopted.
+
+    Requirements: CKPT-RESTART-060.
+    """
+    wanted = ledger.read(queries.prompt_groups)
+    groups: dict[int, list[RolloutRow]] = {}
+    for row in ledger.read(queries.rollouts):
+        if row.group in wanted and row.gym in aliases:
+            groups.setdefault(row.group, []).append(row)
+    found: set[str] = set()
+    for rows in groups.values():
+        is_open = any(row.state == "unfinished" or row.rollout_id in rollback.dropped for row in rows)
+        is_begun = any(row.sent or row.state != "unfinished" for row in rows)
+        if is_open and is_begun and not any(row.rollout_id in rollback.consumed for row in rows):
+            found |= {row.rollout_id for row in rows}
+    return frozenset(found)

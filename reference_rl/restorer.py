@@ -99,14 +99,14 @@ class Restorer:
     # --- restore ----------------------------------------------------------------------------------------------
 
     def saved_gym(self, gym: Deployment, not_newer: wire.CheckpointId | None, report: GymReport) -> Snapshot | None:
-        """Return the newest verified, compatible snapshot that holds this Gym; what was passed over is reported."""
+        """Return the newest compatible snapshot in which this Gym's part verifies; what is passed over is reported."""
         for checkpoint_id in self._store.ids():
             if not_newer is not None and checkpoint_id > not_newer:
                 continue
             try:
                 if self._store.read(checkpoint_id).gym(gym.alias) is None:
                     continue
-                snapshot = self._store.verify(checkpoint_id)
+                snapshot = self._store.verify(checkpoint_id, gym.alias)
             except SnapshotDamaged as error:
                 report.refused.append(f"{checkpoint_id}: {error}")
                 continue
@@ -173,11 +173,12 @@ class Restorer:
                 raise
             except RlError as error:
                 last = error
-                self._events.emit("restore_failed", gym=gym.alias, reason=str(error), attempt=number + 1)
+                self._events.trouble("restore_failed", gym.alias, gym=gym.alias, reason=str(error), attempt=number + 1)
                 self._learn(error, snapshot, wish, report)
                 await self._look_again(gym)
                 continue
             await self._redo(gym, failed, attempts)
+            self._events.over(gym.alias)
             report.how = "restored" if snapshot is not None else "reset"
             report.snapshot_id = str(snapshot.checkpoint_id) if snapshot is not None else None
             report.rollouts += _fates(plan, attempts, failed)

@@ -352,13 +352,16 @@ class RolloutManager:
             now = time.monotonic()
             since = self._unreachable_since.setdefault(what, now)
             if since == now:
-                self._events.emit("gym_trouble", gym=self.gym.alias, reason=str(error))
+                self._events.trouble(
+                    "gym_trouble", f"{self.gym.alias} {what}", gym=self.gym.alias, call=what, reason=str(error)
+                )
             elif isinstance(error, Unreachable) and now - since > self._health_s:
                 # Gone, perhaps to another address: recovery discovers anew and waits for it.
                 self.lose()
             await asyncio.sleep(IDLE_S)
             return None
         self._unreachable_since.pop(what, None)
+        self._events.over(f"{self.gym.alias} {what}")
         return value
 
 

@@ -63,6 +63,21 @@ def rows_of_results(con: sqlite3.Connection, listed: Sequence[RowKey]) -> set[Ro
     return found
 
 
+def rows_of_sample(con: sqlite3.Connection, rollout_id: str, listed: Sequence[RowKey]) -> dict[int, RowKey]:
+    """Return turn → the stored row that a training sample is made of: one for each turn of its result's attempt.
+
+    Requirements: CKPT-DUTY-026.
+    """
+    row = con.execute("SELECT attempt FROM results WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    return {key.turn: key for key in rows_of_attempt(con, rollout_id, row["attempt"], listed)} if row else {}
+
+
+def turns_of_sample(con: sqlite3.Connection, rollout_id: str) -> int:
+    """Return how many turns the saved result of a rollout has, 0 when there is none."""
+    row = con.execute("SELECT result FROM results WHERE rollout_id = ? AND kind = 'body'", (rollout_id,)).fetchone()
+    return int(json.loads(row["result"])["body"].get("turns", 0)) if row else 0
+
+
 def rows_of_cut(con: sqlite3.Connection, index: Iterable[IndexRecord], listed: Sequence[RowKey]) -> set[RowKey]:
     """Return the stored rows of the saved turns of an index."""
     by_rollout = _by_rollout(listed)
@@ -70,7 +85,9 @@ def rows_of_cut(con: sqlite3.Connection, index: Iterable[IndexRecord], listed: S
     for record in index:
         mine = by_rollout.get(record.rollout_id, [])
         if mine and record.state != "restart":
-            found |= named_by([ref.to_object() for ref in record.data_refs], mine)
+            # A prefix also covers rows of turns that came after the cut: they are no saved turns.
+            named = named_by([ref.to_object() for ref in record.data_refs], mine)
+            found |= {key for key in named if key.turn <= record.turns_done}
             found |= rows_of_attempt(con, record.rollout_id, record.attempt, mine, record.turns_done)
     return found
 

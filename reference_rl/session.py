@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -26,8 +26,9 @@ from reference_rl.dataplane import EmbeddedDataPlane
 from reference_rl.errors import InvariantViolated, SnapshotDamaged
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
+from reference_rl.rows import rows_of_sample, turns_of_sample
 from reference_rl.settings import RunSettings
-from reference_rl.snapshots import LEDGER_FILE, Snapshot, SnapshotStore
+from reference_rl.snapshots import LEDGER_FILE, RL_PART, Snapshot, SnapshotStore
 from spec import durable
 
 EXIT_DONE: Final = 0
@@ -60,6 +61,8 @@ class Session:
         self.stop_wanted = asyncio.Event()
         self.checkpointer: Checkpointer | None = None
         self._last_checkpoint_step = 0
+        # The end of a run may come while the thread of its last snapshot still writes them.
+        self._writing_metrics = threading.Lock()
 
     def open_ledger(self) -> Ledger:
         """Open the live ledger; when it is lost, begin with the copy of the newest snapshot that verifies."""
@@ -72,7 +75,7 @@ class Session:
         """Put the ledger of the newest snapshot that verifies in place of a missing one."""
         for checkpoint_id in self.store.ids():
             try:
-                snapshot = self.store.verify(checkpoint_id)
+                snapshot = self.store.verify(checkpoint_id, RL_PART)
             except SnapshotDamaged as error:
                 self.events.emit("snapshot_refused", checkpoint_id=str(checkpoint_id), reason=str(error))
                 continue
@@ -103,12 +106,32 @@ class Session:
             self.changed.clear()
             for unit in self.ledger.read(queries.ready):
                 step, weights_version = self.ledger.read(queries.trainer)
+                rows = {"rows": await self._rows_of(unit)} if self.keeps_rows else {}
                 await self.ledger.do(transitions.record_step, step + 1, weights_version, unit)
-                self.events.emit("trained", step=step + 1, rollouts=unit)
+                self.events.emit("trained", step=step + 1, rollouts=unit, **rows)
                 await self._trainer_checkpoint(step + 1)
             if self.ledger.read(queries.counts)["unfinished"] == 0 and not self.ledger.read(queries.ready):
                 return
             await self.changed.wait()
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Return whether the policy gateway keeps the token rows of this run."""
+        return self.settings.gateway and self.settings.switches.tracks_rollouts
+
+    async def _rows_of(self, unit: Sequence[str]) -> int:
+        """Read the token rows of a training unit from the data plane; return how many there are."""
+        found = 0
+        for rollout_id in unit:
+            listed = await self.plane.list(f"{rollout_id}/")
+            keys = self.ledger.read(rows_of_sample, rollout_id, listed)
+            rows = {turn: await self.plane.get(key) for turn, key in keys.items()}
+            turns = range(1, self.ledger.read(turns_of_sample, rollout_id) + 1)
+            missing = [turn for turn in turns if rows.get(turn) is None]
+            if missing:
+                self.events.emit("rows_missing", rollout_id=rollout_id, turns=missing, reason="no token row is stored")
+            found += len(turns) - len(missing)
+        return found
 
     async def _trainer_checkpoint(self, step: int) -> None:
         every = self.settings.trainer.checkpoint_every
@@ -151,7 +174,9 @@ class Session:
                     await self.snapshot_wanted.wait()
             asked = self.snapshot_wanted.is_set()
             self.snapshot_wanted.clear()
-            if not asked and time.monotonic() < self.checkpointer.health.not_before:
+            health = self.checkpointer.health
+            # In the fallback a full snapshot is tried at each interval, however many have failed.
+            if not asked and not health.reduced and time.monotonic() < health.not_before:
                 continue
             await self.take_snapshot()
 
@@ -165,12 +190,13 @@ class Session:
     def values(self) -> dict[str, float]:
         """Return every metric as it is now."""
         health = self.checkpointer.health if self.checkpointer is not None else None
-        return metrics.collect(self.settings.switches, self.ledger, self.events, health)
+        return metrics.collect(self.settings.switches, self.ledger, self.events, health, keeps_rows=self.keeps_rows)
 
     def write_metrics(self) -> dict[str, float]:
         """Publish `metrics.json` and return what it holds."""
-        values = self.values()
-        metrics.write(self.settings.run_dir, values)
+        with self._writing_metrics:
+            values = self.values()
+            metrics.write(self.settings.run_dir, values)
         return values
 
     # --- signals and the end ----------------------------------------------------------------------------------

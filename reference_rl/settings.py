@@ -82,6 +82,12 @@ class TaskSettings(_Settings):
     granularity: Granularity | None = None
 
 
+class AgentSettings(_Settings):
+    """What holds for the rollouts of one agent of the Gyms, by its name in their capabilities."""
+
+    granularity: Granularity | None = None
+
+
 class SnapshotSettings(_Settings):
     """When snapshots are taken and how long each step may take.
 
@@ -161,19 +167,22 @@ class RecoverySettings(_Settings):
     """How long a Gym is waited for and how often a restore is tried.
 
     ``salvage: weights`` keeps results that were made with weights not newer than the restored ones, ``all`` keeps
-    every one. ``redo_groups`` redoes whole groups of granularity `prompt_group`, not single siblings.
+    every one. With ``redo_groups`` a restart that does not adopt a Gym redoes its unfinished groups of granularity
+    `prompt_group` whole: every sibling starts at turn 1, also one that has finished.
     """
 
     reach_s: Seconds = 120.0
     restore_tries: Annotated[int, Field(ge=1)] = 5
     salvage: Literal["weights", "all"] = "weights"
+    redo_groups: bool = False
     health_s: Seconds = 2.0
 
 
 class RunSettings(_Settings):
     """Everything that one run needs to know.
 
-    With ``gateway`` (columns 2 and 3) the Gyms call the policy through this process, which keeps its token rows.
+    The granularity of a group is that of its task source, else that of its agent in ``agents``, else the run's. With
+    ``gateway`` (columns 2 and 3) the Gyms call the policy through this process, which keeps its token rows.
     """
 
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -184,6 +193,7 @@ class RunSettings(_Settings):
     gateway: bool = False
     tasks: tuple[TaskSettings, ...]
     granularity: Granularity = "sibling"
+    agents: dict[str, AgentSettings] = Field(default_factory=dict)
     snapshot: SnapshotSettings = SnapshotSettings()
     tokens: TokenSettings = TokenSettings()
     trainer: TrainerSettings = TrainerSettings()
@@ -222,10 +232,14 @@ class RunSettings(_Settings):
             for _ in range(source.groups):
                 number = len(planned)
                 alias = source.gym or self.gyms[number % len(self.gyms)].alias
-                granularity = source.granularity or self.granularity
+                granularity = source.granularity or self._of_agent(source.agent) or self.granularity
                 rollouts = tuple(self._rollout(source, alias, number, s) for s in range(source.siblings))
                 planned.append(PlannedGroup(number, source.name, alias, granularity, rollouts))
         return planned
+
+    def _of_agent(self, agent: str | None) -> Granularity | None:
+        settings = self.agents.get(agent) if agent is not None else None
+        return settings.granularity if settings is not None else None
 
     def _rollout(self, source: TaskSettings, alias: str, group: int, sibling: int) -> PlannedRollout:
         task = group_task(source.task, group)

@@ -46,6 +46,9 @@ ROWS_FILE: Final = "dataplane/rows.jsonl"
 RESTARTS_FILE: Final = "restarts.jsonl"
 MARKER: Final = "gym-restart-fallback.json"
 
+RL_PART: Final = ""
+"""Names, where a part of a snapshot is meant, everything that belongs to no Gym."""
+
 _TRASH = ".trash"
 
 
@@ -247,21 +250,29 @@ class SnapshotStore:
             raise SnapshotDamaged(MANIFEST, f"it is the manifest of {manifest.checkpoint_id}")
         return Snapshot(path, checkpoint_id, manifest)
 
-    def verify(self, checkpoint_id: wire.CheckpointId) -> Snapshot:
-        """Return a snapshot after every byte of it was checked.
+    def verify(self, checkpoint_id: wire.CheckpointId, part: str | None = None) -> Snapshot:
+        """Return a snapshot after every byte of it, or of one part of it, was checked.
+
+        Args:
+            checkpoint_id: which one.
+            part: the alias of a Gym: its cuts, and what the snapshot says about its rollouts; ``RL_PART``: what
+                belongs to no Gym; ``None``: everything.
 
         Raises:
             SnapshotDamaged: naming the first file, and record where there is one, that is missing or altered.
+
+        Requirements: CKPT-RESTART-016, CKPT-RESTART-017.
         """
         snapshot = self.read(checkpoint_id)
         named = {entry.path: entry for entry in snapshot.manifest.files}
-        for entry in snapshot.manifest.files:
-            check_file(snapshot.path / entry.path, entry.path, entry.bytes, entry.digest)
         for required in (LEDGER_FILE, REPLAY_FILE, TRAINER_FILE, ROWS_FILE, RESTARTS_FILE):
             if required not in named:
                 raise SnapshotDamaged(required, "the manifest does not name it")
+        for entry in snapshot.manifest.files:
+            if part is None or entry.path == RESTARTS_FILE or _part_of(entry.path) == part:
+                check_file(snapshot.path / entry.path, entry.path, entry.bytes, entry.digest)
         for gym in snapshot.manifest.gyms:
-            for participant in gym.participants:
+            for participant in gym.participants if part in (None, gym.alias) else ():
                 check_participant(snapshot, gym.alias, participant, named)
         check_records(snapshot.path / RESTARTS_FILE, RESTARTS_FILE, RestartRecord)
         return snapshot
@@ -325,9 +336,9 @@ class SnapshotStore:
 
     def _probe(self) -> None:
         # Told apart at the start, not in the middle of the first save.
-        probe = self._trash / f"probe.{uuid.uuid4().hex}"
         # Its own name each time: what a kill in the middle of this leaves must not be in the way of the next start.
-        renamed = self._trash / f"{probe.name}.renamed"
+        probe = self.root / f".probe.{uuid.uuid4().hex}"
+        renamed = self._trash / probe.name
         try:
             durable.make_dir(probe)
             durable.write_file(probe / "content", b"")
@@ -340,3 +351,9 @@ class SnapshotStore:
         finally:
             shutil.rmtree(probe, ignore_errors=True)
             shutil.rmtree(renamed, ignore_errors=True)
+
+
+def _part_of(path: str) -> str:
+    """Return the alias of the Gym to which a file of a snapshot belongs, or ``RL_PART``."""
+    first, *rest = path.split("/")
+    return rest[0] if first == "gym" and rest else RL_PART

@@ -193,13 +193,16 @@ def roll_back_training(
     con.execute("DELETE FROM consumption")
     con.executemany("INSERT INTO consumption VALUES (?, ?)", list(consumed.items()))
     con.execute("UPDATE trainer SET step = ?, weights_version = ?", (step, weights_version))
-    for rollout_id in dropped:
-        query = (
-            "SELECT r.attempt, r.digest, o.gym FROM results r JOIN rollouts o USING (rollout_id) WHERE r.rollout_id = ?"
-        )
+    drop_results(con, dropped, "made with newer weights than the restored ones")
+
+
+def drop_results(con: sqlite3.Connection, rollout_ids: Iterable[str], reason: str) -> None:
+    """Settle the saved results of some rollouts as surplus; each is unfinished again."""
+    query = "SELECT r.attempt, r.digest, o.gym FROM results r JOIN rollouts o USING (rollout_id) WHERE r.rollout_id = ?"
+    for rollout_id in rollout_ids:
         row = con.execute(query, (rollout_id,)).fetchone()
         if row is not None:
-            _drop_result(con, row["gym"], Receipt(rollout_id, row["attempt"], row["digest"]))
+            _drop_result(con, row["gym"], Receipt(rollout_id, row["attempt"], row["digest"]), reason)
 
 
 def merge_results(con: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], attempts: Mapping[str, int]) -> None:
@@ -207,7 +210,10 @@ def merge_results(con: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], at
     con.executemany(
         "UPDATE rollouts SET attempt = max(attempt, ?) WHERE rollout_id = ?", [(a, r) for r, a in attempts.items()]
     )
+    known = {row[0] for row in con.execute("SELECT rollout_id FROM rollouts")}
     for row in rows:
+        if row["rollout_id"] not in known:
+            continue  # its group was redone under other names since
         # Of several results of one rollout the one of the lowest attempt counts.
         con.execute("DELETE FROM results WHERE rollout_id = ? AND attempt > ?", (row["rollout_id"], row["attempt"]))
         cursor = con.execute(
@@ -219,10 +225,33 @@ def merge_results(con: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], at
             con.execute("UPDATE rollouts SET state = ? WHERE rollout_id = ?", (state, row["rollout_id"]))
 
 
-def _drop_result(con: sqlite3.Connection, gym: str, receipt: Receipt) -> None:
-    con.execute(
-        "INSERT OR IGNORE INTO surplus VALUES (?, ?, ?, ?, ?, ?)",
-        (gym, *receipt, "made with newer weights than the restored ones", time.time()),
-    )
+def redo_rollouts(con: sqlite3.Connection, rollout_ids: Iterable[str], reason: str) -> dict[str, str]:
+    """Put a new rollout, with a name that was never sent, in the place of each given one.
+
+    The old names stay what they are to a Gym, released ones for example, and what it still serves under them is
+    surplus.
+
+    Returns:
+        The old rollout_id → the new one.
+
+    Requirements: CKPT-RESTART-060, CKPT-RESTART-065.
+    """
+    replaced = {}
+    for old in rollout_ids:
+        stem, _, number = old.rpartition(".r")
+        new = f"{stem}.r{int(number) + 1}" if stem and number.isdecimal() else f"{old}.r1"
+        drop_results(con, [old], reason)
+        con.execute("DELETE FROM keep WHERE rollout_id = ?", (old,))
+        con.execute(
+            "UPDATE rollouts SET rollout_id = ?, state = 'unfinished', attempt = 0, continues = NULL, sent = 0,"
+            " answered = 0, failures = 0, detail = NULL WHERE rollout_id = ?",
+            (new, old),
+        )
+        replaced[old] = new
+    return replaced
+
+
+def _drop_result(con: sqlite3.Connection, gym: str, receipt: Receipt, reason: str) -> None:
+    con.execute("INSERT OR IGNORE INTO surplus VALUES (?, ?, ?, ?, ?, ?)", (gym, *receipt, reason, time.time()))
     con.execute("DELETE FROM results WHERE rollout_id = ?", (receipt.rollout_id,))
     con.execute("UPDATE rollouts SET state = 'unfinished', detail = NULL WHERE rollout_id = ?", (receipt.rollout_id,))

@@ -16,7 +16,7 @@ import yaml
 from reference_rl.demo.calls import Call, Tail, calls_of, read_lines
 from reference_rl.demo.errors import ProcessDiedError
 from reference_rl.demo.processes import Processes, Started, wait_until
-from reference_rl.demo.scenario import Scenario
+from reference_rl.demo.scenario import COLUMNS, Scenario
 
 START_S = 45.0
 GRACE_MS = 200  # nobody wants a last snapshot when a run is over
@@ -173,10 +173,13 @@ class Stage:
         }
 
     def _rl_settings(self) -> Json:
+        # Random kills of the RL process alone would lose answers that the gateway has and the Gym does not.
+        gateway = self.column == COLUMNS[-1] and self.snapshot_every_s is None
         return {
             "run_id": f"demo-{self.directory.name}",
             "run_dir": str(self.run_dir),
             "column": self.column,
+            "gateway": gateway,
             "gyms": [{"alias": "gym", "announce": str(self.directory / "gym" / "announce.json")}],
             "policy": {"base_url": f"{self.policy_url}/v1", "model": "demo", "api": "chat_completions"},
             "tasks": {

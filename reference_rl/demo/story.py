@@ -81,6 +81,7 @@ class Column:
             "snapshot": self.snapshot.get("checkpoint_id"),
             "pause_ms": self.snapshot.get("pause_ms"),
             "snapshot_ms": self.snapshot.get("total_ms"),
+            "token_rows": self.snapshot.get("token_rows"),
             "urls_before_and_after": self.urls,
             "seconds": round(self.seconds, 2),
             "seconds_at": {mark.kind: round(mark.t - self.marks[0].t, 2) for mark in self.marks},

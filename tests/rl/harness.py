@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from reference_rl.checkpointer import Health
 from reference_rl.managed import ManagedSession
 from reference_rl.older import OlderSession
 from reference_rl.session import Session
@@ -83,6 +84,12 @@ class Running:
     async def done(self) -> int:
         """Wait for the end and return the exit code."""
         return await asyncio.wait_for(self.task, BOUND_S)
+
+    @property
+    def health(self) -> Health:
+        """Return how the run's snapshots fare."""
+        assert self.session.checkpointer is not None
+        return self.session.checkpointer.health
 
     async def kill(self) -> None:
         """End the process as SIGKILL would: nothing is settled, the files stay as they are."""

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ ENVIRONMENT = "scripted"
 
 @dataclass
 class Fault:
-    """What happens to a call: see ``FAULTS``; ``times`` calls are hit, ``before`` or after the participant acted."""
+    """What happens to a call: see ``FAULTS``; after ``after`` good ones ``times`` are hit, before it acted or after."""
 
     kind: str
     times: int = 10_000
     acts: bool = False
+    after: int = 0
 
 
 FAULTS = ("500", "502", "503", "504", "reset_before", "reset_after", "cut_json", "html", "silence")
@@ -52,6 +53,8 @@ class Run:
     result: str | None = None
     policy: dict[str, Any] = field(default_factory=dict)
     starts: int = 0
+    without_effect: int = 0
+    served_as: str | None = None
 
     def receipt(self) -> dict[str, Any]:
         assert self.result is not None
@@ -60,6 +63,20 @@ class Run:
             "attempt": self.attempt,
             "digest": wire.result_digest(self.result),
         }
+
+    def served(self) -> dict[str, Any]:
+        return {"receipt": self.receipt(), "result": self.result if self.served_as is None else self.served_as}
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request as it came in."""
+
+    operation: str
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
 
 
 class ProblemError(Exception):
@@ -81,6 +98,14 @@ class ScriptedParticipant:
         self.profiles = ["results", "checkpoint", "turn-recovery"]
         self.state_version = "1"
         self.versions = ["1.0"]
+        self.role = name
+        self.features: list[str] = []
+        self.limits: dict[str, int] = {}
+        self.cursor: str | None = None
+        self.cannot: dict[str, str] = {}
+        self.watch: Callable[[str], None] = lambda operation: None
+        self.hold: dict[str, asyncio.Event] = {}
+        self.received: list[Received] = []
         self.gone_404 = False
         self.faults: dict[str, Fault] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -122,6 +147,12 @@ class ScriptedParticipant:
             run.attempt = self.runs[rollout_id].attempt
             run.turns += count
             participant.touch()
+
+    def turn_without_effect(self, rollout_id: str) -> None:
+        """Let a rollout cross a boundary whose policy call had no effects: nobody else sees it."""
+        self.runs[rollout_id].turns += 1
+        self.runs[rollout_id].without_effect += 1
+        self.touch()
 
     def finish(self, rollout_id: str, reward: float = 1.0, **extra: Any) -> None:
         """Let a rollout finish."""
@@ -177,9 +208,17 @@ class ScriptedParticipant:
 
     def _guarded(self, operation: str, handler: Any) -> Any:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            body = json.loads(await request.read() or b"{}") if request.method == "POST" else {}
-            self.calls.append((operation, body))
+            raw = await request.read()
+            body = json.loads(raw or b"{}") if request.method == "POST" else {}
+            self.received.append(Received(operation, request.method, request.raw_path, dict(request.headers), raw))
+            self.calls.append((operation, body if request.method == "POST" else dict(request.query)))
+            self.watch(operation)
+            if operation in self.hold:
+                await self.hold[operation].wait()
             fault = self.faults.get(operation)
+            if fault is not None and fault.after > 0:
+                fault.after -= 1
+                fault = None
             if fault is None or fault.times <= 0:
                 return await self._answer(operation, handler, request, body)
             fault.times -= 1
@@ -214,7 +253,10 @@ class ScriptedParticipant:
             return web.Response(text="<html>bad gateway</html>", content_type="text/html", status=502)
         codes = {"500": "internal", "503": "unavailable", "504": "deadline_exceeded"}
         if kind in codes:
-            return self._problem(ProblemError(codes[kind], continues=kind == "504", retry_after_ms=1), operation)
+            answer = self._problem(ProblemError(codes[kind], continues=kind == "504", retry_after_ms=1), operation)
+            if kind == "503":
+                answer.headers["Retry-After"] = "0"
+            return answer
         return self._problem(ProblemError(kind), operation)
 
     async def _answer(self, operation: str, handler: Any, request: web.Request, body: dict[str, Any]) -> web.Response:
@@ -319,13 +361,13 @@ class ScriptedParticipant:
         environment = {"continuation": "export_restore", "verify": "repeat", "state_version": self.state_version}
         return {
             "name": self.name,
-            "role": self.name,
+            "role": self.role,
             "owns": list(self.owns),
             "incarnation": self.incarnation,
             "implementation": {"name": "scripted", "version": "1"},
             "protocol_versions": self.versions,
             "profiles": self.profiles,
-            "features": [],
+            "features": self.features,
             "state_schema": {"id": "scripted", "version": 1, "reads": [1]},
             "agents": [],
             "environments": [{"name": ENVIRONMENT, **environment}],
@@ -348,6 +390,7 @@ class ScriptedParticipant:
                 "max_live_rollouts": 1000,
                 "shutdown_grace_ms": 1000,
                 "policy_retry_ms": 1000,
+                **self.limits,
             },
         }
 
@@ -437,6 +480,7 @@ class ScriptedParticipant:
 
     def _row(self, run: Run) -> dict[str, Any]:
         state = {"finished": "finished", "failed": "finished", "restart": "restart"}.get(run.state, "turn")
+        effects = run.turns - run.without_effect
         row = {
             "rollout_id": run.rollout_id,
             "attempt": run.attempt,
@@ -444,7 +488,7 @@ class ScriptedParticipant:
             "turns_done": run.turns,
             "task_digest": run.task_digest or None,
             "environment": run.environment,
-            "effects": {run.environment: run.turns} if run.turns else {},
+            "effects": {run.environment: effects} if effects else {},
             "data_refs": [{"prefix": f"{run.rollout_id}/{run.attempt}/"}],
         }
         if state == "finished":
@@ -511,7 +555,9 @@ class ScriptedParticipant:
 
     async def on_restore(self, request: web.Request, body: Any) -> Any:
         cell = self._cell("restore", body["checkpoint_id"])
-        reply = {"phase": "restored", "restored_count": len(body["rollouts"]), "restarts": []}
+        lost = [r["rollout_id"] for r in body["rollouts"] if r["rollout_id"] in self.cannot]
+        restarts = [{"rollout_id": r, "reason": self.cannot[r]} for r in lost]
+        reply = {"phase": "restored", "restored_count": len(body["rollouts"]) - len(lost), "restarts": restarts}
         reply["results_count"] = len(body["results"])
         if cell.answer != "accepted":
             return reply
@@ -553,7 +599,9 @@ class ScriptedParticipant:
                 raise ProblemError("stale_attempt", rollouts=[fence])
             run = Run(wanted["rollout_id"], wanted["next_attempt"], wanted["task_digest"], turns=row["turns_done"])
             run.policy = body.get("policy", {})
-            runs[run.rollout_id] = run
+            run.without_effect = row["turns_done"] - sum(row["effects"].values())
+            if run.rollout_id not in self.cannot:
+                runs[run.rollout_id] = run
         for receipt in body["results"]:
             row = by_id[receipt["rollout_id"]]
             assert row["receipt"] == receipt
@@ -640,10 +688,11 @@ class ScriptedParticipant:
             moved = self.moved
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(moved.wait(), max(end - asyncio.get_running_loop().time(), 0.001))
-        results = [{"receipt": run.receipt(), "result": run.result} for run in done]
-        page = {"feed": self.feed, "results": results, "next": f"{self.feed}:0", "more": False}
+        results = [run.served() for run in done]
+        page = {"feed": self.feed, "results": results, "next": self.cursor or f"{self.feed}:0", "more": False}
         if self.page_gate is not None:
             await self.page_gate.wait()
+        self.hits["results served"] += len(results)
         if not results:
             await asyncio.sleep(0)
         return page

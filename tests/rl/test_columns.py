@@ -53,7 +53,7 @@ async def test_a_restart_reuses_what_the_snapshot_or_the_ledger_holds(tmp_path: 
 
 
 async def test_column_0_sends_not_one_byte_of_the_protocol(tmp_path: Path) -> None:
-    """N14: over a recorded run only the older route's calls are sent, with no header of the protocol."""
+    """N14, CKPT-DISC-031: over a recorded run only the older route's calls are sent, no header of the protocol."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, column=0)) as run:
         await play(run, gym, 0)

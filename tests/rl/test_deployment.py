@@ -47,9 +47,17 @@ async def test_a_server_that_owns_nothing_is_no_participant() -> None:
 
 
 async def test_a_former_participant_that_answers_404_is_an_error() -> None:
-    """N11: named by another server, by the settings alone, or by the ledger: 404 is an error that says which."""
+    """N11, CKPT-DISC-023, -025: named by a server or the settings, or known before: the error says which.
+
+    With several addresses in the settings one that answers 404 is no participant, unless it was one.
+    """
     agent, model, resources = three_servers()
     resources.gone_404 = True
+    loose = one_gym()
+    async with serving(loose, resources):
+        assert ["gym"] == [p.name for p in (await discovered([loose.url, resources.url])).participants]
+        with pytest.raises(Incompatible, match="resources: participant before, and no server answers by that name"):
+            await discovered([loose.url, resources.url], ["gym", "resources"])
     async with serving(agent, model, resources):
         with pytest.raises(Incompatible, match="resources was named as a participant and answers 404"):
             await discovered([agent.url])
@@ -85,22 +93,17 @@ def _other_version(gym: ScriptedParticipant) -> None:
     gym.versions = ["1.7", "2.0"]
 
 
-def _two_owners(gym: ScriptedParticipant) -> None:
-    gym.owns = ("ledger",)
-
-
 REFUSALS = {
-    _no_coordinator: "4 workers without a coordinator: each would hold a part of the state",
+    _no_coordinator: "gym runs 4 workers without a coordinator: each would hold a part of the state",
     _no_profile: "gym lacks the profile checkpoint",
     _no_owner: "Exactly one participant must own rollouts; here: none",
     _other_version: "gym speaks protocol 1.7, 2.0, this controller 1.0",
-    _two_owners: "Exactly one participant must own rollouts; here: none",
 }
 
 
 @pytest.mark.parametrize("change", REFUSALS)
 async def test_what_cannot_be_used_is_refused_with_a_sentence(change: Any) -> None:
-    """C73 and its kin: capabilities say so, and the controller refuses with a sentence that tells why."""
+    """C73, CKPT-ENV-024, -030, CKPT-VER-004: the controller refuses with a sentence that names and tells why."""
     gym = one_gym()
     change(gym)
     async with serving(gym):

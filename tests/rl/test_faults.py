@@ -10,7 +10,7 @@ import pytest
 from reference_rl.checkpointer import Health
 from reference_rl.snapshots import SnapshotStore
 from tests.rl.harness import Running, results_of, running, settings, until
-from tests.rl.scripted import FAULTS, Fault, ScriptedParticipant, one_gym, serving, three_servers
+from tests.rl.scripted import FAULTS, Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 
 BROKEN = "resources"
 
@@ -49,7 +49,7 @@ SPOILED = {"prepare", "commit", "abort"}
 
 @pytest.mark.parametrize("operation", ["prepare", "commit", "resume", "abort", "renew", "status"])
 async def test_no_fault_of_a_control_call_ends_the_run(tmp_path: Path, operation: str) -> None:
-    """C20: with each fault the run goes on, the previous snapshot is in use, the counter says 1; the next one works."""
+    """C20, CKPT-DUTY-001, -004, -005, -025: the run goes on, the previous snapshot is in use, the counter says 1."""
     servers = three_servers()
     agent = servers[0]
     # Where resume never works the lease has to open the gate each time: a short one keeps the test short.
@@ -110,7 +110,7 @@ async def test_no_fault_of_the_data_calls_loses_or_doubles_a_result(tmp_path: Pa
 
 
 async def test_prepare_timeouts_lead_to_column_2_and_back(tmp_path: Path) -> None:
-    """C21: three time-outs in a row: the last good snapshot loads, column 2 and loudly; the next try is normal."""
+    """C21, CKPT-DUTY-008, -027: three time-outs: the last good snapshot loads, column 2; the next try is normal."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"timeout_ms": 150})) as run:
         await under_way(run, gym)
@@ -134,7 +134,7 @@ async def test_prepare_timeouts_lead_to_column_2_and_back(tmp_path: Path) -> Non
 
 
 async def test_one_refused_target_leaves_all_idle_and_open(tmp_path: Path) -> None:
-    """C23: one of three refuses commit, its directory is not empty: all three end idle and open, nothing is there."""
+    """C23, CKPT-DUTY-002, -003: one of three refuses commit: all three end idle and open, nothing is there."""
     servers = three_servers()
     async with serving(*servers), running(settings(tmp_path / "run", servers[0])) as run:
         await under_way(run, servers[0])
@@ -144,12 +144,14 @@ async def test_one_refused_target_leaves_all_idle_and_open(tmp_path: Path) -> No
         assert "target_exists" in report.reason
         assert [("idle", "open")] * 3 == [(s.phase, s.gate) for s in servers]
         assert [] == store_of(run).ids()
+        assert [] == [p.name for p in store_of(run).root.iterdir() if p.name != ".trash"]
+        assert ["1-1"] * 3 == [calls_of(s)["abort"][-1]["checkpoint_id"] for s in servers]
         servers[1].faults.clear()
         await finish(run, servers[0])
 
 
 async def test_a_write_that_fails_after_resume_is_dropped(tmp_path: Path) -> None:
-    """N5: a participant loses its state between commit and durable: nothing is published, its Gym is restored."""
+    """N5, CKPT-SNAP-025: a state lost between commit and durable: nothing is published, its Gym is restored."""
     servers = three_servers()
     agent, resources = servers[0], servers[2]
     async with serving(*servers), running(settings(tmp_path / "run", agent)) as run:
@@ -170,7 +172,7 @@ async def test_a_write_that_fails_after_resume_is_dropped(tmp_path: Path) -> Non
 
 
 async def test_a_lease_that_ends_after_durability_spoils_nothing(tmp_path: Path) -> None:
-    """CKPT-SNAP-027, CKPT-SNAP-036: a resume that never works is counted apart, the snapshot is published."""
+    """CKPT-SNAP-027, -036, CKPT-DUTY-017: a resume that never works is counted apart, the snapshot is published."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"lease_ms": 200})) as run:
         await under_way(run, gym)
@@ -184,7 +186,7 @@ async def test_a_lease_that_ends_after_durability_spoils_nothing(tmp_path: Path)
 
 
 async def test_a_blocked_rollout_can_be_left_out(tmp_path: Path) -> None:
-    """N13: with leave_out_blocked the snapshot is published within its limit, with the flag at every participant."""
+    """N13, CKPT-COMMIT-046: with leave_out_blocked it is published within its limit, the flag is everywhere."""
     servers = three_servers()
     async with (
         serving(*servers),

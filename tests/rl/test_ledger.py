@@ -65,7 +65,7 @@ def test_planning_twice_adds_nothing(ledger: Ledger) -> None:
 
 
 def test_a_result_and_its_debt_are_one_transaction(ledger: Ledger) -> None:
-    """CKPT-ACK-017: after saving, the ACK is owed until the participant has answered it."""
+    """CKPT-ACK-017, CKPT-ACK-024: the current attempt's result is saved, with its debt; the answer clears that."""
     served = success("r_g0_s0")
     assert ["saved"] == settle(ledger, served)
     assert [served.receipt] == ledger.read(queries.debts, "gym")
@@ -74,7 +74,7 @@ def test_a_result_and_its_debt_are_one_transaction(ledger: Ledger) -> None:
 
 
 def test_a_result_that_is_served_again_counts_once(ledger: Ledger) -> None:
-    """C07: the feed's reply was lost after it was sent; the same result comes again and is trained once."""
+    """C07, CKPT-FEED-015: the feed's reply was lost; the same result comes again and is trained once."""
     served = success("r_g0_s0")
     assert ["saved", "again"] == settle(ledger, served, served)
     assert [["r_g0_s0"]] == ledger.read(queries.ready)
@@ -84,7 +84,7 @@ def test_a_result_that_is_served_again_counts_once(ledger: Ledger) -> None:
 
 
 def test_one_rollout_is_never_consumed_twice(ledger: Ledger) -> None:
-    """I3: a second consumption of the same rollout is refused by the ledger itself."""
+    """I3, CKPT-ID-007: a second consumption of the same rollout is refused by the ledger itself."""
     settle(ledger, success("r_g0_s0"))
     ledger.call(transitions.record_step, 1, 0, ["r_g0_s0"])
     with pytest.raises(sqlite3.IntegrityError):
@@ -93,7 +93,7 @@ def test_one_rollout_is_never_consumed_twice(ledger: Ledger) -> None:
 
 
 def test_another_result_of_a_finished_rollout_is_surplus(ledger: Ledger) -> None:
-    """I3: the second result is noted, acknowledged, and never trained."""
+    """I3, CKPT-ACK-030, CKPT-ACK-031, CKPT-INV-004: the second result is noted, acknowledged, and never trained."""
     settle(ledger, success("r_g0_s0"))
     other = success("r_g0_s0", attempt=1, reward=2.0)
     assert ["surplus"] == settle(ledger, other)
@@ -156,7 +156,7 @@ def test_a_terminal_failure_ends_the_rollout(ledger: Ledger) -> None:
 
 
 def test_session_lost_waits_for_the_incarnations(ledger: Ledger) -> None:
-    """N23: not a fact by itself; with a lost participant the failure is acknowledged and the attempt stays."""
+    """N23, CKPT-RESTART-056, -057: no fact by itself; with a lost participant it is ACKed and the attempt stays."""
     served = failure("r_g0_s0", kind="session_lost")
     assert ["session_lost"] == settle(ledger, served)
     ledger.call(settling.settle_session_lost, "gym", served, 3, fact=False)
@@ -184,9 +184,12 @@ def test_a_mismatch_stops_with_its_evidence(ledger: Ledger) -> None:
 
 
 def test_reserved_attempts_only_rise(ledger: Ledger) -> None:
-    """N9: a reservation is never used again, also above what a participant showed."""
+    """N9, CKPT-RESTART-026, -028, -029: never used again, above what a participant showed; the origin is stored."""
     first = ledger.call(transitions.reserve, [Reservation("r_g0_s0", "test", above=4, continues=4)], 1)
     second = ledger.call(transitions.reserve, [Reservation("r_g0_s0", "test", continues=4)], 1)
+    stored = ledger.read(queries.rollout, "r_g0_s0")
+    assert stored is not None
+    assert (6, 4) == (stored.attempt, stored.continues)
     third = ledger.call(transitions.reserve, [Reservation("r_g0_s0", "test")], 1)
     assert [5, 6, 7] == [r["r_g0_s0"] for r in (first, second, third)]
     row = ledger.read(queries.rollout, "r_g0_s0")
@@ -213,7 +216,7 @@ def test_epochs_only_rise(ledger: Ledger) -> None:
 
 
 def test_a_superseded_writer_changes_nothing(ledger: Ledger) -> None:
-    """C13: a controller that was frozen through a takeover can neither save nor train when it wakes."""
+    """C13, CKPT-CTRL-019: frozen through a takeover, a controller can neither save nor train when it wakes."""
     ledger.call(transitions.claim_epoch, 3, "old")
     ledger.bind(3)
     other = Ledger(ledger.path, "r1")

@@ -3,6 +3,7 @@
 
 import asyncio
 import inspect
+import json
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -200,7 +201,7 @@ async def test_the_command_takes_snapshots_on_signals_and_goes_on(tmp_path: Path
     ],
 )
 async def test_each_end_has_its_exit_code_and_its_sentence(tmp_path: Path, break_it: str, code: int, says: str) -> None:
-    """The documented exit codes; a violated invariant leaves its evidence."""
+    """CKPT-DUTY-023, -024: the documented exit codes; a violated invariant stops the run, with its evidence."""
     gym = one_gym()
     if break_it == "workers":
         gym.workers = {"count": 4, "coordinated": False}
@@ -216,8 +217,9 @@ async def test_each_end_has_its_exit_code_and_its_sentence(tmp_path: Path, break
             assert code == await client.wait()
             assert says in client.output.read_text()
     if break_it == "mismatch":
-        evidence = next((tmp_path / "run").glob("evidence-*.json")).read_text()
-        assert "r1_g0_s0" in evidence
+        evidence = json.loads(next((tmp_path / "run").glob("evidence-*.json")).read_text())["evidence"]
+        assert ("r1_g0_s0", "mismatch") == (evidence["receipt"]["rollout_id"], evidence["answer"])
+        assert "r1_g0_s0" == evidence["ledger"]["rollout_id"]
 
 
 async def test_a_superseded_command_ends_with_its_own_code(tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ async def finished(run: Running, *gyms: ScriptedParticipant) -> list[tuple[int, 
 
 
 async def test_a_new_client_adopts_a_living_gym(tmp_path: Path) -> None:
-    """C01: the client dies before its first ACK, the Gym lives: no restore, all results ACKed, the feed is empty."""
+    """C01, CKPT-ACK-019, CKPT-RESTART-004, -010: the client dies before its first ACK, the Gym lives: no restore.
+
+    All results are ACKed, and then the feed is empty.
+    """
     gym = one_gym()
     gym.faults["acks"] = Fault("500")
     async with serving(gym):
@@ -56,7 +59,7 @@ async def test_a_new_client_adopts_a_living_gym(tmp_path: Path) -> None:
 
 
 async def test_adopted_rollouts_learn_the_present_policy(tmp_path: Path) -> None:
-    """N18: the client is replaced, the policy has a new address: each live rollout is told by a repeated start."""
+    """N18, CKPT-RESTART-009: the policy has a new address: each live rollout is told by a repeated start."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym, **SURVIVES)) as run:
@@ -100,7 +103,10 @@ async def test_adoption_reconciles_attempts(tmp_path: Path) -> None:
 
 
 async def test_a_second_crash_restores_the_same_snapshot_again(tmp_path: Path) -> None:
-    """N15: killed before the next snapshot, twice: the saved turns are still not redone, attempts rise each time."""
+    """N15, CKPT-RESTART-036, CKPT-ID-038: killed before the next snapshot, three times: no saved turn is redone.
+
+    Attempts rise each time, and each rollout keeps its id in all of them.
+    """
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -118,10 +124,11 @@ async def test_a_second_crash_restores_the_same_snapshot_again(tmp_path: Path) -
                     gym.turn(A)
                 else:
                     assert [(0, 3), (1, 3), (2, 3)] == await finished(run, gym)
+        assert [A, B, C] == [r["rollout_id"] for r in results_of(tmp_path / "run")]
 
 
 async def test_attempts_are_never_used_twice(tmp_path: Path) -> None:
-    """N9: a crash between the ledger's transaction and the first restore call: the next takes higher attempts."""
+    """N9, CKPT-RESTART-026, -027: a crash between reservation and restore: the next takes higher attempts."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -143,7 +150,7 @@ async def test_attempts_are_never_used_twice(tmp_path: Path) -> None:
 
 
 async def test_emptied_servers_are_not_adopted(tmp_path: Path) -> None:
-    """N16: the client dies when everything is restored and not resumed: the open restore rules adoption out."""
+    """N16, CKPT-RESTART-003: the client dies when all is restored and not resumed: that rules adoption out."""
     gym = one_gym()
     config: dict[str, Any] = dict(SURVIVES)
     async with serving(gym):
@@ -207,7 +214,7 @@ async def test_a_result_in_the_cut_that_was_never_fetched_comes_back(tmp_path: P
 
 
 async def test_a_damaged_snapshot_falls_through_to_the_next(tmp_path: Path) -> None:
-    """C41: the newest snapshot is damaged: it is reported with its file, and the older one is used."""
+    """C41, CKPT-RESTART-012, -014, -015: the newest is damaged: reported with its file, and the older one is used."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -228,7 +235,7 @@ async def test_a_damaged_snapshot_falls_through_to_the_next(tmp_path: Path) -> N
 
 
 async def test_the_gym_refuses_what_rl_cannot_see(tmp_path: Path) -> None:
-    """C41: a participant finds the newest cut corrupt: the next older one is tried with fresh ids and attempts."""
+    """C41, CKPT-RESTORE-049, CKPT-RESTART-015: the newest cut is corrupt for the Gym: the next, with fresh ids."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -269,7 +276,7 @@ async def test_every_snapshot_gone_means_a_clean_start(tmp_path: Path) -> None:
 
 
 async def test_the_marker_is_used_when_its_snapshot_never_landed(tmp_path: Path) -> None:
-    """CKPT-SNAP-034: a trainer checkpoint newer than every snapshot: what is unfinished starts at turn 1."""
+    """CKPT-SNAP-034, CKPT-RESTART-018: a trainer checkpoint newer than every snapshot: all starts at turn 1."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
@@ -332,7 +339,7 @@ async def test_a_gym_that_dies_alone_is_restored_and_rl_stays(tmp_path: Path) ->
 
 
 async def test_an_uncertain_rollout_is_retired_and_started_again(tmp_path: Path) -> None:
-    """C62: a rollout that the Gym lists as restart is retired on every participant, and its next attempt starts."""
+    """C62, CKPT-DUTY-031, -032: what the Gym lists as restart is retired everywhere; its next attempt starts."""
     servers = three_servers()
     agent = servers[0]
     async with serving(*servers), running(settings(tmp_path / "run", agent)) as run:
@@ -345,7 +352,7 @@ async def test_an_uncertain_rollout_is_retired_and_started_again(tmp_path: Path)
 
 
 async def test_session_lost_goes_into_the_restore(tmp_path: Path) -> None:
-    """N23: the resources server dies, session_lost comes before anyone noticed: it continues from the snapshot."""
+    """N23, CKPT-RESTART-055, -063: session_lost comes before anyone noticed: it continues from the snapshot."""
     servers = three_servers()
     agent, _, resources = servers
     async with serving(*servers):
@@ -386,7 +393,7 @@ async def test_a_page_fetched_before_a_restore_is_discarded(tmp_path: Path) -> N
 
 
 async def test_a_late_start_of_an_old_attempt_changes_nothing(tmp_path: Path) -> None:
-    """N21: fences name every unfinished rollout that is not continued: a delayed start of attempt 0 is stale."""
+    """N21, CKPT-RESTORE-048: fences name what is not continued: a delayed start of attempt 0 is stale."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym, tasks={"siblings": 1})) as run:
@@ -394,13 +401,14 @@ async def test_a_late_start_of_an_old_attempt_changes_nothing(tmp_path: Path) ->
         gym.new_life()
         async with running(settings(tmp_path / "run", gym, tasks={"siblings": 1})) as run:
             await run.event("restarted")
+            assert [{"rollout_id": A, "through_attempt": 0}] == calls_of(gym)["restore"][0]["fences"]
             late = {"rollout_id": A, "attempt": 0, "task_digest": "d"}
             assert "stale_attempt" == gym._start(late, {})["outcome"]
             assert [(0, 1)] == await finished(run, gym)
 
 
 async def test_a_participant_that_never_answers_restore_is_named(tmp_path: Path) -> None:
-    """C24: the client ends within its limit and names the participant; the other two are not left paused."""
+    """C24, CKPT-DUTY-022: the client ends within its limit and names it; the other two are not left paused."""
     servers = three_servers()
     agent, model, resources = servers
     config: dict[str, Any] = {"snapshot": {"durable_timeout_ms": 300}, "recovery": {"restore_tries": 2}}
@@ -415,6 +423,8 @@ async def test_a_participant_that_never_answers_restore_is_named(tmp_path: Path)
             with pytest.raises(RecoveryFailed, match="model"):
                 await run.done()
         assert [("idle", "open")] * 2 == [(s.phase, s.gate) for s in (agent, resources)]
+        tried = {body["checkpoint_id"] for body in calls_of(model)["restore"]}
+        assert all(tried <= {body["checkpoint_id"] for body in calls_of(s)["abort"]} for s in servers)
 
 
 # --- two controllers ------------------------------------------------------------------------------------------
@@ -480,7 +490,7 @@ async def test_after_the_lease_everything_goes_on_without_a_controller(tmp_path:
 
 
 async def test_two_controllers_that_choose_one_epoch(tmp_path: Path) -> None:
-    """C12: the same one wins on both participants; the other picks a higher epoch or stops, without a livelock."""
+    """C12, CKPT-CTRL-014: the same one wins on both; the other picks a higher epoch or stops, without a livelock."""
     agent = ScriptedParticipant("agent", ("rollouts",), 10)
     resources = ScriptedParticipant("resources", ("sessions",), 30)
     agent.peers = [resources]
@@ -506,7 +516,7 @@ async def test_two_controllers_that_choose_one_epoch(tmp_path: Path) -> None:
 
 
 def test_an_epoch_is_claimed_once(tmp_path: Path) -> None:
-    """CKPT-CTRL-010: many claims of one directory at once are all different, and above what was seen."""
+    """CKPT-CTRL-010, CKPT-CTRL-011: many claims of one directory at once all differ, and are above what was seen."""
     import concurrent.futures
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -12,7 +12,7 @@ from tests.rl.processes import event, gym_process, rl_process
 
 
 async def test_two_gyms_are_restored_together(tmp_path: Path) -> None:
-    """N2: one shares files, the other sends its cuts over HTTP; everything dies; no turn of either is redone."""
+    """N2, CKPT-SNAP-009: one shares files, one sends its cuts over HTTP; everything dies; no turn is redone."""
     for name in ("run/snapshots", "near", "far/private"):
         (tmp_path / name).mkdir(parents=True)
     near = {"storage_roots": ["../run/snapshots"]}

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,10 @@ def test_any_damage_to_any_file_is_named(store: SnapshotStore, damage: str) -> N
 
 
 def test_a_missing_file_and_a_link_are_damage(store: SnapshotStore, tmp_path: Path) -> None:
-    """CKPT-DIR-021: only plain files are opened; a symbolic link with the right content is refused too."""
+    """CKPT-DIR-021: only plain, named files are opened: a link to the right content is refused, a pipe ignored."""
     path = publish(store, "1-1", "gym")
+    os.mkfifo(path / "gym/gym/agent/not-named")
+    assert "1-1" == str(store.verify(wire.CheckpointId(1, 1)).checkpoint_id)
     victim = path / "gym/gym/agent/state-000001.log"
     shutil.copy(victim, tmp_path / "elsewhere")
     victim.unlink()
@@ -135,7 +138,7 @@ def test_a_newer_schema_version_is_refused(store: SnapshotStore) -> None:
 
 
 def test_the_manifest_of_another_run_or_id_is_refused(store: SnapshotStore, tmp_path: Path) -> None:
-    """C43: the manifest of run A in the directory of run B is refused by its run id, one of another id by that."""
+    """C43, CKPT-RESTART-020: the manifest of run A in run B is refused by its run id, one of another id by that."""
     other = SnapshotStore(tmp_path / "other", "r2")
     shutil.copytree(publish(other, "1-1"), store.root / "1-1")
     with pytest.raises(SnapshotDamaged, match="run 'r2'"):
@@ -146,7 +149,7 @@ def test_the_manifest_of_another_run_or_id_is_refused(store: SnapshotStore, tmp_
 
 
 def test_snapshots_are_ordered_as_numbers(store: SnapshotStore) -> None:
-    """C42: 9, 10 and 100 with shuffled times, beside drafts and trash: 100 is the newest."""
+    """C42, CKPT-SNAP-029: 9, 10 and 100 with shuffled times, beside drafts and trash: 100 is the newest."""
     for number, name in ((300, "9-1"), (100, "10-2"), (200, "100-1"), (400, "10-10")):
         os.utime(publish(store, name), (number, number))
     store.begin(wire.CheckpointId(200, 1))
@@ -216,7 +219,7 @@ def test_everything_is_synced_before_the_rename(store: SnapshotStore, monkeypatc
 
 
 def test_a_file_system_without_rename_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C47: told apart when the store is opened, in a sentence, and nothing is left behind."""
+    """C47, CKPT-SNAP-046: told apart when the store is opened, in a sentence, and nothing is left behind."""
 
     def cannot(source: Path, destination: Path) -> None:
         raise OSError(errno.ENOTSUP, "not supported")
@@ -224,7 +227,36 @@ def test_a_file_system_without_rename_is_refused_at_the_start(tmp_path: Path, mo
     monkeypatch.setattr(durable, "rename_noreplace", cannot)
     with pytest.raises(SettingsError, match="cannot be renamed in one step"):
         SnapshotStore(tmp_path / "snapshots", "r1")
+    assert [".trash"] == [p.name for p in (tmp_path / "snapshots").iterdir()]
     assert [] == list((tmp_path / "snapshots/.trash").iterdir())
+
+
+def test_a_trash_on_another_file_system_is_refused_at_the_start(tmp_path: Path) -> None:
+    """CKPT-SNAP-022, CKPT-SNAP-046: a snapshot could not leave the listing in one step."""
+    elsewhere = Path("/dev/shm")  # the one other file system that every Linux has
+    if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("everything here is one file system")
+    with tempfile.TemporaryDirectory(dir=elsewhere) as trash:
+        (tmp_path / "snapshots").mkdir(0o700)
+        (tmp_path / "snapshots/.trash").symlink_to(trash)
+        with pytest.raises(SettingsError, match="cannot be renamed in one step"):
+            SnapshotStore(tmp_path / "snapshots", "r1")
+
+
+def test_a_snapshot_leaves_the_listing_before_any_of_its_files(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CKPT-SNAP-031: killed before the first file goes: it is whole in the trash, and the next start empties that."""
+    for number in (1, 2):
+        publish(store, f"1-{number}", "gym")
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+        store.retain(1, ["gym"])
+    assert ["1-2"] == [p.name for p in store.root.glob("*-*")]
+    (away,) = (store.root / ".trash").glob("1-1.*")
+    assert 12 == len(files_of(away))
+    store.empty_trash()
+    assert [] == list((store.root / ".trash").iterdir())
 
 
 def test_a_kill_in_the_middle_of_the_start_is_not_in_the_way_of_the_next(
@@ -258,7 +290,7 @@ def test_the_marker_is_replaced_whole_and_notices_damage(store: SnapshotStore) -
 
 @pytest.mark.parametrize("content", [{"a": 1}, {"a": {"b": {}}}, {"x": [{}], "y": "…\n"}])
 def test_a_seal_survives_a_round_and_nothing_else(content: dict[str, Any]) -> None:
-    """Every single altered byte of a sealed file is noticed."""
+    """CKPT-SNAP-041: every single altered byte of a sealed file is noticed."""
     data = seal(content)
     assert content == unseal(data)
     for position in range(len(data)):

@@ -8,7 +8,7 @@ from tests.rl.scripted import one_gym, serving
 
 
 async def test_a_run_survives_the_death_of_everything(tmp_path: Path) -> None:
-    """The worked example in column 3: A is reused, B and C continue after 2 and 4 turns."""
+    """CKPT-RESTART-058: the worked example: A is reused, B and C continue after 2 and 4 turns, each alone."""
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
