@@ -101,9 +101,15 @@ class Deployment:
         self._settings = settings or ClientSettings()
 
     async def discover(self, required: Iterable[str] = ()) -> tuple[Participant, ...]:
-        """Read the capabilities of every server that the settings or another server's ``participants`` name.
+        """Take the Gym as it is found (:meth:`find`) for the present one.
 
         The incarnations found become the expected ones; whether they are the ledger's is the caller's question.
+        """
+        self.participants = await self.find(required)
+        return self.participants
+
+    async def find(self, required: Iterable[str] = ()) -> tuple[Participant, ...]:
+        """Read the capabilities of every server that the settings or another server's ``participants`` name.
 
         Args:
             required: names that must be there, because they were participants before or a snapshot names them.
@@ -150,8 +156,7 @@ class Deployment:
         if missing:
             names = ", ".join(missing)
             raise Incompatible(self.alias, [f"{names}: participant before, and no server answers by that name now."])
-        self.participants = tuple(sorted(found.values(), key=lambda p: (p.stage, p.name)))
-        return self.participants
+        return tuple(sorted(found.values(), key=lambda p: (p.stage, p.name)))
 
     def check(self, switches: Switches, environments: Iterable[str], lease_ms: int | None = None) -> None:
         """Return when the Gym can be used as the column asks.

@@ -114,6 +114,7 @@ class ManagedSession(Session):
             is_up = False
             self.events.trouble("gym_lost", gym.alias, gym=gym.alias)
             try:
+                await self.recovery.wait_for(gym)
                 async with self.tenure.lock:
                     report = await self.recovery.recover_gym(gym)
             except (RecoveryFailed, Incompatible) as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,6 +33,9 @@ from reference_rl.snapshots import ROWS_FILE, Snapshot, SnapshotStore
 
 CLAIMS: Final = 3
 """How often an epoch is picked again when a higher controller refused the first call."""
+
+AGAIN_S: Final = 5.0
+"""How long a Gym that was just found may be away again while snapshots wait for its recovery, in seconds."""
 
 REDONE: Final = "its group is redone"
 
@@ -167,8 +170,21 @@ class Recovery:
                 continue
             return present, fresh
 
+    async def wait_for(self, gym: Deployment) -> None:
+        """Return when a Gym that was lost can be reached again; nothing of it is taken for known by that.
+
+        A Gym that stays away holds nobody up: this needs no lock.
+
+        Raises:
+            RecoveryFailed: it did not come back within its limit.
+        """
+        known = self._ledger.read(queries.incarnations, gym.alias)
+        await self._reached(gym, lambda: gym.find(known), self._settings.reach_s)
+
     async def recover_gym(self, gym: Deployment) -> GymReport:
         """Bring one Gym back that died, wholly or in part, while RL lives; RL does not roll back.
+
+        Call it after :meth:`wait_for`, under the lock of the tenure.
 
         Raises:
             RecoveryFailed: it did not come back within its limit.
@@ -176,7 +192,7 @@ class Recovery:
         Requirements: CKPT-RESTART-050…054, CKPT-RESTART-062.
         """
         known = self._ledger.read(queries.incarnations, gym.alias)
-        await self._reach(gym, known)
+        await self._reach(gym, known, min(self._settings.reach_s, AGAIN_S))
         gym.check(self._switches, self._environments.get(gym.alias, ()))
         await self._adopt_controller([gym])
         if known == gym.incarnations() and not self._ledger.read(queries.restore_is_open, gym.alias):
@@ -206,11 +222,18 @@ class Recovery:
         await asyncio.gather(*(one(gym) for gym in self._gyms))
         return away
 
-    async def _reach(self, gym: Deployment, required: Mapping[str, str]) -> None:
-        end = time.monotonic() + self._settings.reach_s
+    async def _reach(self, gym: Deployment, required: Mapping[str, str], limit_s: float | None = None) -> None:
+        await self._reached(gym, lambda: gym.discover(required), limit_s or self._settings.reach_s)
+        found = {p.name: p.incarnation for p in gym.participants}
+        if self._discovered.get(gym.alias) != found:
+            self._discovered[gym.alias] = found
+            self._events.emit("discovered", gym=gym.alias, participants=found)
+
+    async def _reached(self, gym: Deployment, look: Callable[[], Awaitable[object]], limit_s: float) -> None:
+        end = time.monotonic() + limit_s
         while True:
             try:
-                await gym.discover(required)
+                await look()
             except (Superseded, Incompatible):
                 raise
             except (RlError, OSError, ValueError, KeyError) as error:
@@ -219,10 +242,6 @@ class Recovery:
                     raise RecoveryFailed(gym.alias, f"it cannot be reached: {error}", participant) from error
                 await asyncio.sleep(RETRY_S)
                 continue
-            found = {p.name: p.incarnation for p in gym.participants}
-            if self._discovered.get(gym.alias) != found:
-                self._discovered[gym.alias] = found
-                self._events.emit("discovered", gym=gym.alias, participants=found)
             return
 
     async def _fresh(self, gyms: Sequence[Deployment]) -> set[str]:

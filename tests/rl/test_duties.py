@@ -271,14 +271,14 @@ async def test_a_dead_gym_is_reported_once(tmp_path: Path) -> None:
         async with running(settings(tmp_path / "run", gym, recovery=recovery)) as run:
             await under_way(run, gym)
             assert isinstance(run.session, ManagedSession)
-            recover, tries = run.session.recovery.recover_gym, 0
+            wait, tries = run.session.recovery.wait_for, 0
 
             async def counted(lost: Any) -> Any:
                 nonlocal tries
                 tries += 1
-                return await recover(lost)
+                await wait(lost)
 
-            run.session.recovery.recover_gym = counted  # type: ignore[method-assign] # to count its calls
+            run.session.recovery.wait_for = counted  # type: ignore[method-assign] # to count its calls
             await server.aclose()
             await until(lambda: tries >= 12, "it is looked for again and again")
             counts = {name: len(run.events(name)) for name in ("gym_away", "gym_lost", "discovered")}

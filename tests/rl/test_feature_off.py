@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.rl.harness import running, settings
+from tests.rl.scripted import one_gym
 
 TOKEN = "data-token-of-a-test"
 ENVIRONMENT = "scripted"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
 class Recorder:
@@ -49,10 +52,13 @@ class Recorder:
                     (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
                 )
                 self.requests.append(head + await reader.readexactly(length))
+                if head.startswith(b"GET "):
+                    content = json.dumps(await one_gym().on_capabilities(None, {})).encode()  # type: ignore[arg-type] # it does not look
+                    writer.write(ANSWER % len(content) + content)
+                    continue
                 body = {"outcome": "completed", "reward": 1.0, "turns": 1, "messages": []}
                 content = json.dumps({"rollout_id": "x", "body": body, "info": {"attempt": 0}}).encode()
-                answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-                writer.write(answer % len(content) + content)
+                writer.write(ANSWER % len(content) + content)
                 await writer.drain()
 
 
@@ -95,16 +101,24 @@ async def minimal_client(url: str, groups: int, siblings: int) -> set[str]:
     return set(metrics)
 
 
-async def test_with_checkpointing_off_no_byte_and_no_metric_differs(tmp_path: Path, monkeypatch: Any) -> None:
-    """CKPT-DISC-031, CKPT-DISC-032, N14: a whole run with a snapshot in it: the same wire, the same metrics."""
+@pytest.mark.parametrize("column", [0, 1])
+async def test_with_checkpointing_off_no_byte_and_no_metric_differs(
+    tmp_path: Path, monkeypatch: Any, column: int
+) -> None:
+    """CKPT-DISC-031, CKPT-DISC-032, N14: a whole run with a snapshot in it: the same wire, the same metrics.
+
+    With column 1 one GET of the capabilities comes first, and it is all that differs.
+    """
     monkeypatch.setenv("GYM_CHECKPOINT_DATA_TOKEN", TOKEN)
     async with recording() as wire:
         tasks = {"environment": ENVIRONMENT, "groups": 2, "siblings": 3}
-        async with running(settings(tmp_path / "run", wire.url, column=0, tasks=tasks)) as run:
+        async with running(settings(tmp_path / "run", wire.url, column=column, tasks=tasks)) as run:
             await run.event("trained")
             await run.snapshot()
             assert await run.done() == 0
         ours, wire.requests = wire.requests, []
+        asked, ours = ours[:column], ours[column:]
+        assert [True] * column == [r.startswith(b"GET /gym-checkpoint/v1/capabilities ") for r in asked]
         names = await minimal_client(wire.url, 2, 3)
         theirs = wire.requests
     assert 6 == len(theirs)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both commands as processes over loopback: the worked example in every column."""
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,42 @@ async def test_the_worked_example(tmp_path: Path, column: int, processes: str) -
         ]
         protocol = [h for h in policy.headers if any(name.lower().startswith("gym-") for name in h)]
         assert (column >= 2) == bool(protocol)
+
+
+@pytest.mark.parametrize("also_rl", [False, True])
+async def test_a_gym_that_keeps_its_incarnation_goes_on(tmp_path: Path, also_rl: bool) -> None:
+    """C25, N18: SIGKILL of a Gym with its own log, and of RL with it: adopted at its new address, nothing restored.
+
+    Every finished turn is there, live rollouts go on as the same attempt, nothing is doubled: the turns that were
+    held are asked for again, and no other.
+    """
+    (tmp_path / "run" / "snapshots").mkdir(parents=True)
+    config = settings(3, Policy()) | {"trainer": {"survives": True}, "recovery": {"health_s": 0.3}}
+    async with policy_server() as policy, contextlib.AsyncExitStack() as clients:
+        config["policy"]["base_url"] = policy.url
+        policy.hold_from = {1: 3, 2: 5}
+        async with gym_process(tmp_path, data_dir="data") as gym:
+            client = await clients.enter_async_context(rl_process(tmp_path, **config))
+            await event(tmp_path, "acked", client)
+            await until(lambda: policy.asked[1, 3] and policy.asked[2, 5], "B's third and C's fifth turn are asked for")
+            await gym.kill()
+            if also_rl:
+                await client.kill()
+        before = policy.completed.copy()
+        lines = len(events_of(tmp_path / "run"))
+        async with gym_process(tmp_path, data_dir="data"):
+            if also_rl:
+                client = await clients.enter_async_context(rl_process(tmp_path, **config))
+            found = await event(tmp_path, "restarted" if also_rl else "gym_recovered", client, after=lines)
+            assert "adopted" == (found["gyms"]["gym"] if also_rl else found["how"])
+            assert {1: 2, 2: 4} == {r["sibling"]: r["turns_done"] for r in found["rollouts"] if r["how"] == "adopted"}
+            await until(lambda: policy.asked[1, 3] > 1 and policy.asked[2, 5] > 1, "both go on")
+            client.send(signal.SIGUSR1)
+            saved = await event(tmp_path, "snapshot_published", client, after=lines)
+            assert 2 == saved["turn"]
+            policy.release()
+            assert 0 == await client.wait(), client.output.read_text()
+        assert [] == [key for key in before if policy.completed[key] > 1]
+        assert {(s, t): 1 for s in range(3) for t in range(1, TURNS + 1)} | {(1, 3): 2, (2, 5): 2} == policy.asked
+        assert [(s, 0) for s in range(3)] == [(r["sibling"], r["attempt"]) for r in results_of(tmp_path / "run")]
+        assert not [e for e in events_of(tmp_path / "run") if e["event"] in ("restore_failed", "surplus", "retried")]
