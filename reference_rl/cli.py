@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from reference_rl import view
+from reference_rl import listing, view
 from reference_rl.errors import InvariantViolated, RlError, SettingsError, SnapshotDamaged
 from reference_rl.managed import ManagedSession
 from reference_rl.older import OlderSession
@@ -89,14 +89,8 @@ def recover(
     """Say what a restart would do with each rollout, and why; `run` does it."""
     if not dry_run:
         raise SettingsError("`run` recovers by itself; `recover` only shows what it would do: add --dry-run")
-    seen = asyncio.run(preview(load_settings(config)))
-    typer.echo(f"RL goes on from: {seen.rl_from}")
-    for alias, how in seen.gyms.items():
-        typer.echo(f"Gym {alias}: {how}")
-    for text in seen.refused:
-        typer.echo(f"passed over: {text}")
-    for prospect in seen.rollouts:
-        typer.echo(f"{prospect.rollout_id}  {prospect.how}  turns kept {prospect.turns_kept}  {prospect.reason}")
+    for line in listing.prospects(asyncio.run(preview(load_settings(config)))):
+        typer.echo(line)
 
 
 def summary(session: Session) -> str:
@@ -118,15 +112,8 @@ def summary(session: Session) -> str:
 @snapshots.command("list")
 def list_snapshots(config: Config) -> None:
     """List the published snapshots, the newest first."""
-    store = _store(config)
-    for checkpoint_id in store.ids():
-        try:
-            manifest = store.read(checkpoint_id).manifest
-        except SnapshotDamaged as error:
-            typer.echo(f"{checkpoint_id}  damaged: {error}")
-            continue
-        held = ", ".join(gym.alias for gym in manifest.gyms if gym.included) or "RL state only"
-        typer.echo(f"{checkpoint_id}  step {manifest.trainer_step}  {held}  {len(manifest.files)} files")
+    for line in listing.snapshots(_store(config)):
+        typer.echo(line)
 
 
 @snapshots.command("verify")
@@ -144,22 +131,32 @@ def verify_snapshots(config: Config) -> None:
 
 
 @snapshots.command("show")
-def show_snapshot(config: Config, checkpoint_id: Annotated[str, typer.Argument(help="<epoch>-<sequence>")]) -> None:
-    """Show one snapshot: its manifest, and what every index says about each rollout."""
-    snapshot = _store(config).read(wire.parse_checkpoint_id(checkpoint_id))
-    typer.echo(snapshot.manifest.to_json())
-    for gym in snapshot.manifest.gyms:
-        for participant in gym.participants:
-            for record in snapshot.index(gym.alias, participant.name).values():
-                typer.echo(
-                    f"{gym.alias}/{participant.name}  {wire.rollout_key(record.rollout_id, record.attempt)}"
-                    f"  {record.state}  turns {record.turns_done}  {record.reason or ''}".rstrip()
-                )
+def show_snapshot(
+    config: Config,
+    checkpoint_id: Annotated[str, typer.Argument(help="<epoch>-<sequence>, or `newest`.")] = "newest",
+    as_json: Annotated[bool, typer.Option("--json", help="Its manifest as JSON instead.")] = False,
+) -> None:
+    """Show one snapshot: where a restart would go on, and what every index says about each rollout."""
+    store = _store(config)
+    held = store.read(_named(store, checkpoint_id))
+    for line in [held.manifest.to_json()] if as_json else listing.snapshot(held):
+        typer.echo(line)
+
+
+def _named(store: SnapshotStore, text: str) -> wire.CheckpointId:
+    ids = store.ids()
+    if text == "newest" and ids:
+        return ids[0]
+    found = [checkpoint_id for checkpoint_id in ids if str(checkpoint_id) == text]
+    if not found:
+        there = ", ".join(str(checkpoint_id) for checkpoint_id in ids) or "none"
+        raise SettingsError(f"no snapshot {text} is published; published: {there}")
+    return found[0]
 
 
 def _store(config: Path) -> SnapshotStore:
     settings = load_settings(config)
-    return SnapshotStore(settings.run_dir / "snapshots", settings.run_id, settings.run_dir)
+    return SnapshotStore.reading(settings.run_dir / "snapshots", settings.run_id)
 
 
 def main() -> None:

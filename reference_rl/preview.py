@@ -18,15 +18,16 @@ import httpx
 from reference_rl import queries, transitions
 from reference_rl.adoption import plan_adoption
 from reference_rl.client import make_http
+from reference_rl.errors import SnapshotDamaged
 from reference_rl.events import Events
-from reference_rl.ledger import Ledger
+from reference_rl.ledger import Ledger, open_copy
 from reference_rl.living import GymReport
 from reference_rl.managed import Parts, assemble
 from reference_rl.recovery import REDONE, make_wish
 from reference_rl.restart_point import choose_point, plan_rollback
 from reference_rl.session import LEDGER
 from reference_rl.settings import RunSettings
-from reference_rl.snapshots import SnapshotStore
+from reference_rl.snapshots import LEDGER_FILE, RL_PART, SnapshotStore
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ async def preview(settings: RunSettings, transport: httpx.AsyncBaseTransport | N
         RecoveryFailed: a Gym cannot be reached.
         Incompatible: a Gym cannot be used.
     """
+    if not settings.switches.tracks_rollouts:
+        return _older(settings)
     with tempfile.TemporaryDirectory() as scratch:
         ledger = _copy(settings, Path(scratch) / LEDGER)
         try:
             async with make_http(settings.client.build(), transport) as http:
-                store = SnapshotStore(settings.run_dir / "snapshots", settings.run_id, settings.run_dir)
+                store = _store(settings)
                 return await _preview(settings, assemble(settings, http, ledger, store, Events()))
         finally:
             ledger.close()
@@ -105,6 +108,37 @@ async def _preview(settings: RunSettings, parts: Parts) -> Preview:
             prospects[rollout_id] = Prospect(rollout_id, fate.how, fate.turns_done, fate.reason)
     rl_from = f"snapshot {point.snapshot.checkpoint_id}" if point.snapshot else point.how
     return Preview(rl_from, gyms, tuple(dict.fromkeys(refused)), tuple(_all(ledger, prospects)))
+
+
+def _older(settings: RunSettings) -> Preview:
+    """Return what columns 0 and 1 would do: go back to the newest snapshot's ledger; nothing is sent to anybody."""
+    store, refused = _store(settings), []
+    for checkpoint_id in store.ids():
+        try:
+            snapshot = store.verify(checkpoint_id, RL_PART)
+        except SnapshotDamaged as error:
+            refused.append(f"{checkpoint_id}: {error}")
+            continue
+        con = open_copy(snapshot.path / LEDGER_FILE)
+        try:
+            rows = queries.rollouts(con)
+        finally:
+            con.close()
+        prospects = tuple(
+            Prospect(row.rollout_id, "restarted", 0, "it was not finished in the snapshot")
+            if row.state == "unfinished"
+            else Prospect(row.rollout_id, "reused", 0, f"the snapshot calls it {row.state}")
+            for row in rows
+        )
+        gyms = dict.fromkeys((gym.alias for gym in settings.gyms), "started over")
+        return Preview(f"snapshot {checkpoint_id}", gyms, tuple(refused), prospects)
+    planned = (rollout for group in settings.groups() for rollout in group.rollouts)
+    started = tuple(Prospect(rollout.rollout_id, "started", 0, "it starts at turn 1") for rollout in planned)
+    return Preview("clean", dict.fromkeys((g.alias for g in settings.gyms), "started over"), tuple(refused), started)
+
+
+def _store(settings: RunSettings) -> SnapshotStore:
+    return SnapshotStore.reading(settings.run_dir / "snapshots", settings.run_id, settings.run_dir)
 
 
 def _all(ledger: Ledger, prospects: dict[str, Prospect]) -> Iterator[Prospect]:

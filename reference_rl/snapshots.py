@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
@@ -144,15 +144,25 @@ class SnapshotStore:
     """
 
     def __init__(self, root: Path, run_id: str, marker_dir: Path | None = None) -> None:
-        self.root = root
-        self.run_id = run_id
-        self._marker_dir = marker_dir or root.parent
+        self._take(root, run_id, marker_dir)
         if not root.is_dir():
             durable.make_dir(root)
-        self._trash = root / _TRASH
         if not self._trash.is_dir():
             durable.make_dir(self._trash)
         self._probe()
+
+    @classmethod
+    def reading(cls, root: Path, run_id: str, marker_dir: Path | None = None) -> Self:
+        """Return a store to look at: nothing is created or tried out, and no directory need be there."""
+        store = cls.__new__(cls)
+        store._take(root, run_id, marker_dir)
+        return store
+
+    def _take(self, root: Path, run_id: str, marker_dir: Path | None) -> None:
+        self.root = root
+        self.run_id = run_id
+        self._marker_dir = marker_dir or root.parent
+        self._trash = root / _TRASH
 
     def sweep(self) -> list[str]:
         """Rename every draft away, so that an older controller's late rename fails; return their names."""
@@ -225,7 +235,9 @@ class SnapshotStore:
 
     def ids(self) -> list[wire.CheckpointId]:
         """Return the published ids, the newest first, ordered as numbers; nothing is opened."""
-        found = []
+        found: list[wire.CheckpointId] = []
+        if not self.root.is_dir():
+            return found
         for entry in self.root.iterdir():
             with contextlib.suppress(ValueError):
                 checkpoint_id = wire.parse_checkpoint_id(entry.name)
