@@ -18,7 +18,7 @@ from reference_rl.session import Session
 from reference_rl.settings import RunSettings, settings_of
 from tests.rl.scripted import ENVIRONMENT, ScriptedParticipant
 
-BOUND_S = 20.0
+BOUND_S = 45.0
 
 
 async def until(condition: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:

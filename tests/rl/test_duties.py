@@ -143,6 +143,7 @@ async def test_the_fallback_is_loud_and_tries_again(tmp_path: Path, caplog: pyte
         async with running(config) as run:
             await under_way(run, gym)
             gym.faults["prepare"] = Fault("500")
+            gym.turn(A)
             with caplog.at_level(logging.WARNING, "reference_rl"):
                 await run.event("snapshot_mode")
             assert 3 == run.events("snapshot_failed")[2]["consecutive"]
