@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: demo test lint docs bench mutants crash-matrix soak lock clean
+.PHONY: demo test lint docs bench mutants crash-test crash-matrix soak lock clean
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -36,6 +36,9 @@ bench: $(STAMP)  ## Benchmarks: ratios within one run, JSON in build/bench (at m
 
 mutants: $(STAMP)  ## Every broken Gym against the suite, and the clean one as control: build/mutants.json (at most 90 minutes)
 	@timeout 5400 $(BIN)/python -m tests.mutants run $(ARGS)
+
+crash-test: $(STAMP)  ## SIGKILL of a Gym at every fail point and 2 x 200 times at random: build/gym-crash.json (at most 60 minutes)
+	@timeout 3600 $(BIN)/python -m tests.gym.crash --limit 3500 $(ARGS)
 
 crash-matrix: $(STAMP)  ## SIGKILL of every process at every named step, singly and in pairs: build/crash-matrix.json (at most 60 minutes)
 	@timeout 3600 $(BIN)/python -m tests.crash_matrix --minutes 55 $(ARGS)

@@ -8,6 +8,7 @@ that decides between keeping the incarnation and taking a new one: it returns th
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,8 @@ from reference_gym.participant.log_writer import SEGMENT_BYTES, LogWriter, Segme
 
 logger = logging.getLogger(__name__)
 
+_SAID_NS = 5_000_000_000
+"""How long after a write its acknowledged end is noted at most, in nanoseconds; otherwise somebody else wrote it."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -110,21 +113,29 @@ def disbelief(recovered: Recovered, life: Life, directory: Path) -> str | None:
     earlier = recovered.state.life
     if (earlier.participant, earlier.owns) != (life.participant, life.owns):
         return f"the log is of participant {earlier.participant}, which owned {', '.join(earlier.owns)}"
-    newest, told = (directory / segment_name(recovered.newest)).stat(), recovered.acknowledged
+    newest = (directory / segment_name(recovered.newest)).stat()
     if earlier.inode != newest.st_ino:
         return "the log is a copy: the participant may have gone on since it was made"
     if earlier.boot is None or earlier.boot != life.boot:
+        if not earlier.synced:
+            return "the machine has been started anew, and not every boundary was synced"
         # What the machine had not written yet is gone, the newest times of files among it.
-        return None if earlier.synced else "the machine has been started anew, and not every boundary was synced"
-    if (told.segment, told.offset) == (recovered.newest, newest.st_size) and told.changed_ns not in (
-        0,
-        newest.st_ctime_ns,
-    ):
+    elif _changed(recovered.acknowledged, recovered.newest, newest):
         return "the log was changed after its writer: an older copy may have been put in its place"
     if recovered.state.begun:
         rollout_id, (request_id, *_) = next(iter(recovered.state.begun.items()))
         return f"effect {request_id} of {rollout_id} has begun and is not recorded"
     return None
+
+
+def _changed(told: End, number: int, newest: os.stat_result) -> bool:
+    """Return whether somebody has changed the newest segment after its writer, or the acknowledged end itself."""
+    if told.changed_ns == 0:
+        return False
+    if (told.segment, told.offset) == (number, newest.st_size):
+        return told.changed_ns != newest.st_ctime_ns
+    # The last write was not acknowledged any more, and nobody has noted when it came.
+    return not 0 <= told.written_ns - told.changed_ns <= _SAID_NS
 
 
 def boot_id() -> str | None:

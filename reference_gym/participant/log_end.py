@@ -23,11 +23,15 @@ _CHECKED = struct.Struct("<8sIQQI")
 
 
 class End(NamedTuple):
-    """``changed_ns`` is the segment's ctime when it was written last; 0 says nothing."""
+    """``changed_ns`` is the segment's ctime when it was written last; 0 says nothing.
+
+    ``written_ns``, where it was read back, is when that was said: the ctime of the file.
+    """
 
     segment: int
     offset: int
     changed_ns: int
+    written_ns: int = 0
 
 
 class EndFile:
@@ -45,7 +49,7 @@ class EndFile:
 
     def write(self, end: End) -> None:
         """Say where the log ends now; one small write, which the end of the process does not tear."""
-        record = _RECORD.pack(_MAGIC, *end)
+        record = _RECORD.pack(_MAGIC, end.segment, end.offset, end.changed_ns)
         os.pwrite(self._descriptor, record + struct.pack("<I", zlib.crc32(record)), 0)
 
     def sync(self) -> None:
@@ -65,6 +69,7 @@ def read_end(directory: Path) -> End:
     """
     try:
         data = (directory / END_FILE).read_bytes()
+        written_ns = (directory / END_FILE).stat().st_ctime_ns
     except OSError as error:
         raise LogDamaged(f"the file {END_FILE} cannot be read: {error.strerror}") from error
     try:
@@ -73,4 +78,4 @@ def read_end(directory: Path) -> End:
         magic, segment, offset, changed_ns, checksum = b"", 0, 0, 0, 0
     if magic != _MAGIC or checksum != zlib.crc32(data[: _RECORD.size]):
         raise LogDamaged(f"the file {END_FILE} is damaged")
-    return End(segment, offset, changed_ns)
+    return End(segment, offset, changed_ns, written_ns)

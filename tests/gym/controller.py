@@ -105,12 +105,7 @@ class Controller:
 
     async def post(self, role: str, path: str, body: Any) -> Any:
         """One mutating call; raises `Refused`."""
-        headers = {
-            wire.HEADER_CONTROLLER_ID: "test",
-            wire.HEADER_CONTROLLER_EPOCH: str(self.epoch),
-            wire.HEADER_EXPECT_INCARNATION: self.incarnations[role],
-        }
-        return await self.raw(role, "POST", path, body, headers)
+        return await self.raw(role, "POST", path, body, self.headers(role))
 
     def next_id(self) -> str:
         """A fresh checkpoint id."""
@@ -220,10 +215,38 @@ class Controller:
             await self.post(role, "/checkpoint/restore", body)
         await self.resume(checkpoint_id)
 
+    async def upload(self, role: str, checkpoint_id: str, name: str, data: bytes) -> None:
+        """PUT one artifact."""
+        assert self.http is not None
+        headers = self.headers(role) | {
+            "Authorization": f"Bearer {CONTROL_TOKEN}",
+            "Content-Type": "application/octet-stream",
+        }
+        url = f"{self.url(role)}{wire.PREFIX}/checkpoints/{checkpoint_id}/artifacts/{name}"
+        async with self.http.put(url, data=data, headers=headers) as reply:
+            assert reply.status == 204, await reply.text()
+
+    def headers(self, role: str) -> dict[str, str]:
+        """Who calls, and which incarnation is meant."""
+        return {
+            wire.HEADER_CONTROLLER_ID: "test",
+            wire.HEADER_CONTROLLER_EPOCH: str(self.epoch),
+            wire.HEADER_EXPECT_INCARNATION: self.incarnations[role],
+        }
+
     async def restore(
-        self, cuts: Mapping[str, Cut], *, attempt: int, policy: Any = None, after: After | None = None
+        self,
+        cuts: Mapping[str, Cut],
+        *,
+        attempt: int,
+        policy: Any = None,
+        after: After | None = None,
+        then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Restore every participant from its cut: all turn rows continue as `attempt`, all results are kept."""
+        """Restore every participant from its cut: all turn rows continue as `attempt`, all results are kept.
+
+        `then` takes the place of the resume.
+        """
         checkpoint_id = self.next_id()
         for role in reversed(self.roles):
             cut = cuts[role]
@@ -262,4 +285,4 @@ class Controller:
             await self.post(role, "/checkpoint/restore", body)
             if after is not None:
                 await after(role)
-        await self.resume(checkpoint_id)
+        await (self.resume(checkpoint_id) if then is None else then())

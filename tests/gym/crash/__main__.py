@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole crash test, as a table: ``python -m tests.gym.crash [--seed N] [--kills N]``; bounded.
+"""The whole crash test, as a table: ``python -m tests.gym.crash [--seed N] [--kills N] [--form one|three]``; bounded.
 
-Every fail point is visited with SIGKILL, then a busy Gym is killed at random instants. Exit code 1 if a point was never
-reached with an unfinished rollout holding a turn, or if anything that was acknowledged is missing.
+Every fail point of every process is visited with SIGKILL, then a busy Gym is killed at random instants. Exit code 1 if
+a point was never reached with an unfinished rollout holding a turn, or if anything that was acknowledged is missing.
 """
 
 from __future__ import annotations
@@ -10,45 +10,84 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.gym.crash.points import all_points, visit_all
-from tests.gym.crash.soak import soak
+from tests.gym.crash.lives import ROLES
+from tests.gym.crash.points import Verdict, all_visits, visit_all
+from tests.gym.crash.soak import Lives, soak
 
 
 def main() -> int:
     """Run it; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--json", type=Path, default=None)
-    parser.add_argument("--limit", type=float, default=1500.0, help="seconds for everything")
+    parser.add_argument("--kills", type=int, default=200, help="kills at random instants, of each form")
+    parser.add_argument("--form", choices=[*ROLES], default=None, help="one form alone")
+    parser.add_argument("--points", default="", help="only points that begin so; `none`: no point")
+    parser.add_argument("--at-once", type=int, default=2, help="how many visits at the same time")
+    parser.add_argument("--json", type=Path, default=Path("build/gym-crash.json"))
+    parser.add_argument("--limit", type=float, default=3000.0, help="seconds for everything")
     options = parser.parse_args()
-    console = Console(width=160)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="crash-") as name:
         verdicts, lives = asyncio.run(asyncio.wait_for(_run(Path(name), options), options.limit))
-    table = Table("fail point", "hit", "held a turn", "incarnation", "verdict")
-    for verdict in verdicts:
+    red = [verdict for verdict in verdicts if not verdict.sound]
+    _show(verdicts, lives)
+    told = {
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "points": [asdict(verdict) | {"word": verdict.word} for verdict in verdicts],
+        "red": [asdict(verdict) for verdict in red],
+        "soaks": {form: asdict(life) for form, life in lives.items()},
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    return 1 if red or any(life.fault for life in lives.values()) else 0
+
+
+def _show(verdicts: Sequence[Verdict], lives: dict[str, Lives]) -> None:
+    console = Console(width=160)
+    table = Table("fail point", "form", "process", "visit", "hit", "held a turn", "incarnation", "verdict")
+    for verdict in sorted(verdicts, key=lambda each: each.sound):
+        at = verdict.visit
         kept = {True: "kept", False: "new", None: "?"}[verdict.kept]
-        fault = "ok" if verdict.sound else f"RED {verdict.fault or ''}"
-        table.add_row(verdict.point, str(verdict.hit), str(verdict.held_turn), kept, fault)
+        cells = (at.point, at.form, at.victim, str(at.nth), str(verdict.hit), str(verdict.held_turn), kept)
+        table.add_row(*cells, verdict.word)
     console.print(table)
-    console.print(
-        f"{lives.kills} kills at random instants: {lives.turns} finished turns, {lives.lost} lost; {lives.fault}"
-    )
-    red = [verdict.point for verdict in verdicts if not verdict.sound]
-    if options.json is not None:
-        options.json.write_text(json.dumps({"red": red, "kills": lives.kills, "lost": lives.lost}), encoding="utf-8")
-    return 1 if red or lives.fault else 0
+    red = sum(not verdict.sound for verdict in verdicts)
+    console.print(f"{len(verdicts)} visits of {len({each.visit.point for each in verdicts})} points, {red} red")
+    for form, life in lives.items():
+        fault = "" if life.fault is None else f": {life.fault}"
+        told = f"{life.kills} kills, {life.turns} finished turns, {life.lost} lost, {life.renewed} new incarnations"
+        console.print(f"{form}: {told}{fault}")
 
 
-async def _run(directory: Path, options: argparse.Namespace):  # type: ignore[no-untyped-def]  # Two lists, right below.
-    verdicts = await visit_all(directory, all_points(options.seed))
-    return verdicts, await soak(directory / "soak", options.kills, options.seed)
+def _say(verdict: Verdict) -> None:
+    at = verdict.visit
+    print(f"{at.form} {at.victim} {at.point}:{at.nth} {verdict.word}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+
+
+async def _run(directory: Path, options: argparse.Namespace) -> tuple[list[Verdict], dict[str, Lives]]:
+    visits = [
+        at
+        for at in all_visits(options.seed)
+        if options.form in (None, at.form) and at.point.startswith(options.points or "")
+    ]
+    verdicts = await visit_all(directory, visits, options.at_once, seen=_say)
+    lives: dict[str, Any] = {}
+    if options.kills:
+        for form in [options.form] if options.form else [*ROLES]:
+            lives[form] = await soak(directory / f"soak-{form}", form, options.kills, options.seed)
+    return verdicts, lives
 
 
 if __name__ == "__main__":

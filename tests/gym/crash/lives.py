@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Gym that dies and comes back, and what everybody outside of it knows for certain: what was acknowledged."""
+"""A Gym that dies and comes back: its processes are forked by a zygote, and the suite's model follows every call."""
 
 from __future__ import annotations
 
@@ -8,238 +8,207 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import aiohttp
+import yaml
 
 from tests.gym.controller import Refused
+from tests.gym.crash.watched import Watched
 from tests.gym.running import RunningGym, environment
-from tests.gym.stubs import BOUND_S, PolicyStub
+from tests.gym.stubs import BOUND_S
 
 ROOT = Path(__file__).resolve().parents[3]
 GONE = (aiohttp.ClientError, OSError, TimeoutError)
+ROLES = {"one": ("all",), "three": ("model", "resources", "agent")}
+"""The processes of each form, in the order in which they are started."""
 
 
 class Zygote:
-    """The process that forks the lives of Gyms."""
+    """The process that forks the lives of Gyms; begun at the first order, and gone with the process of the tests."""
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def __aenter__(self) -> Zygote:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tests.gym.crash.zygote"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment(),
-            cwd=ROOT,
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        async with asyncio.timeout(BOUND_S):
-            await self._process.wait()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pids: SimpleQueue[int] = SimpleQueue()
+        self._ended: dict[int, threading.Event] = {}
+        self._one = threading.Lock()
 
     async def order(self, order: dict[str, Any]) -> int:
         """Begin a life; its pid."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        return int((await self._line())["pid"])
+        return await asyncio.to_thread(self._order, order)
 
-    async def end(self) -> int:
-        """Wait for the end of the present life; its status."""
-        return int((await self._line())["status"])
+    def ended(self, pid: int) -> bool:
+        """Whether a life has ended."""
+        return self._ended[pid].is_set()
 
-    async def _line(self) -> dict[str, Any]:
+    async def wait(self, pid: int) -> None:
+        """Return when a life has ended."""
+        assert await asyncio.to_thread(self._ended[pid].wait, BOUND_S), f"process {pid} does not end"
+
+    def _order(self, order: dict[str, Any]) -> int:
+        with self._one:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.gym.crash.zygote"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment(),
+                    cwd=ROOT,
+                )
+                threading.Thread(target=self._read, daemon=True).start()
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+            return self._pids.get(timeout=BOUND_S)
+
+    def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        line: dict[str, Any] = json.loads(await self._process.stdout.readline())
-        return line
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "pid" in said:
+                self._ended[said["pid"]] = threading.Event()
+                self._pids.put(said["pid"])
+            else:
+                self._ended[said["ended"]].set()
+
+
+ZYGOTE = Zygote()
 
 
 @dataclass
 class MortalGym(RunningGym):
-    """A Gym whose lives come from a zygote."""
+    """A Gym whose lives come from a zygote.
 
-    zygote: Zygote = field(default_factory=Zygote)
+    ``failpoint`` is armed in the process of ``victim`` alone. ``watched`` is what the suite's model says of each
+    participant, by role; it judges every call where ``judged``.
+    """
+
+    zygote: Zygote = ZYGOTE
     failpoint: str | None = None
+    victim: str = "all"
     broken: str | None = None
-    pid: int = 0
-    ended: asyncio.Task[int] | None = None
+    lives: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    judged: bool = True
+    watched: dict[str, Watched] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.watched = {role: Watched(owns_rollouts=role == "agent") for role in self.roles}
+        if self.processes == "three":
+            self.ports = _free_ports(self.roles)
 
     @property
     def hits(self) -> Path:
         """Where a fail point writes that it was reached."""
         return self.directory / "hits"
 
+    def write_config(self) -> Path:
+        """The settings of this Gym; each of three processes knows where the others are."""
+        config = super().write_config()
+        if self.ports:
+            told = yaml.safe_load(config.read_text())
+            told["ports"] = self.ports
+            told["peers"] = {role: f"http://127.0.0.1:{self.ports[role]}" for role in ("model", "resources")}
+            config.write_text(yaml.safe_dump(told))
+        return config
+
     async def start(self, *more: str) -> None:
-        """Begin a life, and wait until it listens."""
-        del more
-        self.announce_file.unlink(missing_ok=True)
+        """Begin a life, and wait until every process listens, or one has died; `armed`: the victim's point is armed."""
+        self.write_config()
+        for role in ROLES[self.processes]:
+            self._file(role).unlink(missing_ok=True)
+        for role in ROLES[self.processes]:
+            await self.begin_life(role, armed="armed" in more and role == self.victim)
+        self.http = self.http or aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=BOUND_S))
+        async with asyncio.timeout(BOUND_S):
+            while not all(self._file(role).exists() for role in self.lives):
+                if self.dead:
+                    assert "armed" in more, self.log_file.read_text()[-3000:]
+                    return
+                await asyncio.sleep(0.005)
+        told = [json.loads(self._file(role).read_text()) for role in self.lives]
+        self.announced = {"pid": told[0]["pid"], "participants": [one for each in told for one in each["participants"]]}
+
+    async def begin_life(self, role: str, *, armed: bool = False) -> None:
+        """Begin a life of one process."""
         order = {
-            "config": str(self.write_config()),
-            "announce": str(self.announce_file),
+            "config": str(self.directory / "gym.yaml"),
+            "role": role,
+            "announce": str(self._file(role)),
             "log": str(self.log_file),
             "failpoint": self.failpoint,
+            "armed": armed,
             "hits": str(self.hits),
             "broken": self.broken,
         }
-        self.pid = await self.zygote.order(order)
-        self.ended = asyncio.create_task(self.zygote.end())
-        async with asyncio.timeout(BOUND_S):
-            while not self.announce_file.exists():
-                assert not self.ended.done(), self.log_file.read_text()[-3000:]
-                await asyncio.sleep(0.005)
-        self.announced = json.loads(self.announce_file.read_text())
-        self.http = self.http or aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=BOUND_S))
+        self.lives[role] = await self.zygote.order(order)
+
+    def refused(self, role: str) -> str:
+        """Why the participant with a role has not believed the log of an earlier life."""
+        name = "gym" if self.processes == "one" else role
+        return (self.directory / "data" / name / "log" / "refused" / "reason.txt").read_text()
+
+    async def kill_one(self, role: str) -> None:
+        """SIGKILL one process alone."""
+        os.kill(self.lives[role], signal.SIGKILL)
+        await self.zygote.wait(self.lives[role])
+
+    def _file(self, role: str) -> Path:
+        return self.directory / f"announce-{role}.json"
 
     def arm(self) -> None:
         """Let the fail point act from now on."""
-        os.kill(self.pid, signal.SIGUSR2)
+        os.kill(self.lives[self.victim], signal.SIGUSR2)
 
     async def kill(self) -> None:
-        """SIGKILL, if it lives; return when it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        assert self.ended is not None
-        await asyncio.shield(self.ended)
+        """SIGKILL what lives of it; return when all is gone."""
+        for pid in self.lives.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.lives.values():
+            await self.zygote.wait(pid)
 
     @property
     def dead(self) -> bool:
-        """Whether this life has ended."""
-        return self.ended is None or self.ended.done()
+        """Whether a process of this life has ended."""
+        return any(self.zygote.ended(pid) for pid in self.lives.values())
 
     async def close(self) -> None:
         """End whatever is left."""
-        if not self.dead:
+        if self.lives:
             await self.kill()
         if self.http is not None:
             await self.http.close()
 
-
-@dataclass
-class Known:
-    """What was acknowledged: nothing of it may be missing afterwards.
-
-    ``proved`` is what the policy's log proved when the last life ended.
-    """
-
-    policy: PolicyStub
-    incarnation: str = ""
-    started: set[str] = field(default_factory=set)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    released: dict[str, dict[str, Any]] = field(default_factory=dict)
-    doubtful: set[str] = field(default_factory=set)
-    fenced: dict[str, int] = field(default_factory=dict)
-    ended: list[tuple[str, str]] = field(default_factory=list)
-    progress: int = 0
-    proved: dict[str, int] = field(default_factory=dict)
-
-    def turns(self) -> dict[str, int]:
-        """The finished turns of each rollout on which a later policy call depended, by attempt 0."""
-        proved: dict[str, int] = {}
-        for asked in self.policy.asked:
-            if asked.rollout_id is not None and asked.turn is not None:
-                proved[asked.rollout_id] = max(proved.get(asked.rollout_id, 0), int(asked.turn) - 1)
-        return proved
-
-    def held_turn(self) -> bool:
-        """Whether an unfinished rollout holds a finished turn."""
-        gone = self.results.keys() | self.released.keys() | self.doubtful | self.fenced.keys()
-        return any(done >= 1 and rollout not in gone for rollout, done in self.turns().items())
+    async def post(self, role: str, path: str, body: Any) -> Any:
+        """One mutating call, judged by the model; raises `Refused`."""
+        if not self.judged:
+            return await super().post(role, path, body)
+        watched, call = self.watched[role], self.watched[role].call(self.epoch, path, body)
+        try:
+            reply = await super().post(role, path, body)
+        except Refused as refusal:
+            watched.answered(call, refusal.status, refusal.problem)
+            raise
+        except GONE:
+            watched.lost(call)
+            raise
+        watched.answered(call, 200, reply)
+        return reply
 
 
-async def see_results(gym: RunningGym, known: Known) -> None:
-    """Read the feed: what was seen once is known."""
-    for rollout, found in (await gym.results()).items():
-        known.results[rollout] = found["receipt"]
-
-
-async def release(gym: RunningGym, known: Known, rollout: str) -> None:
-    """Acknowledge one result."""
-    receipt = known.results[rollout]
-    known.doubtful.add(rollout)
-    reply = await gym.post("agent", "/acks", {"receipts": [receipt]})
-    assert "released" == reply["outcomes"][0]["outcome"], reply
-    known.released[rollout] = receipt
-
-
-async def retire(gym: RunningGym, known: Known, rollout: str, through: int) -> None:
-    """Retire one rollout."""
-    known.doubtful.add(rollout)
-    body = {"rollouts": [{"rollout_id": rollout, "through_attempt": through}], "timeout_ms": 5_000}
-    await gym.post("agent", "/retire", body)
-    known.fenced[rollout] = through
-
-
-async def judge(gym: RunningGym, known: Known, *, replaced: bool = False) -> bool:
-    """Compare a new life with what was acknowledged; whether the incarnation is kept.
-
-    Args:
-        gym: the new life.
-        known: everything that was acknowledged to anybody.
-        replaced: a restore was under way, so that the live work may be that of either side.
-    """
-    status = await gym.raw("agent", "GET", "/checkpoint")
-    assert ("idle", "open", None) == (status["phase"], status["gate"], status["checkpoint_id"])
-    if gym.incarnations["agent"] != known.incarnation:
-        assert (0, None, None) == (status["counts"]["live"], status["last"], status["controller"])
-        return False
-    counts = status["counts"]
-    assert counts["admitted"] == sum(
-        counts[key] for key in ("live", "finished_unreleased", "failed_unreleased", "released", "retired")
-    )
-    assert gym.epoch == status["controller"]["epoch"]
-    assert known.progress <= status["progress"]
-    if known.ended:
-        checkpoint_id, ended_as = known.ended[-1]
-        last = status["last"]
-        assert _number(checkpoint_id) <= _number(last["checkpoint_id"]), (known.ended, last)
-        if checkpoint_id == last["checkpoint_id"]:
-            assert ended_as == last["ended_as"]
-    for rollout, through in known.fenced.items():
-        assert "stale_attempt" == await outcome(gym, known, rollout, through)
-    live = await gym.rollouts()  # Unreleased results are among them.
-    results = await gym.results()
-    for rollout, receipt in known.released.items():
-        reply = await gym.post("agent", "/acks", {"receipts": [receipt]})
-        assert "already_released" == reply["outcomes"][0]["outcome"] or replaced, (rollout, reply)
-    if replaced:
-        return True
-    for rollout, receipt in known.results.items():
-        if rollout not in known.doubtful:
-            assert receipt == results[rollout]["receipt"], rollout
-    for rollout in known.started - known.doubtful - known.results.keys():
-        assert rollout in live, f"{rollout} was started and is gone"
-        assert known.proved.get(rollout, 0) <= live[rollout]["turns_done"], (rollout, known.proved, live[rollout])
-    return True
-
-
-async def outcome(gym: RunningGym, known: Known, rollout: str, attempt: int) -> str:
-    """What a start of this attempt is answered."""
-    item = {
-        "rollout_id": rollout,
-        "attempt": attempt,
-        "environment": "conformance",
-        "task": {"seed": 7, "world_url": None, "verify_in_world": False},
-        "task_digest": "sha256:" + "0" * 64,
-        "policy": known.policy.address,
-    }
-    reply = await gym.post("agent", "/rollouts", {"rollouts": [item]})
-    return str(reply["outcomes"][0]["outcome"])
-
-
-def _number(checkpoint_id: str) -> tuple[int, int]:
-    epoch, sequence = checkpoint_id.split("-")
-    return int(epoch), int(sequence)
-
-
-__all__ = ["GONE", "Known", "MortalGym", "Refused", "Zygote", "judge", "release", "retire", "see_results"]
+def _free_ports(roles: list[str]) -> dict[str, int]:
+    """Return a port per role that nobody listens at now: a process that comes back has to be where it was."""
+    sockets = {role: socket.create_server(("127.0.0.1", 0)) for role in roles}
+    ports = {role: each.getsockname()[1] for role, each in sockets.items()}
+    for each in sockets.values():
+        each.close()
+    return ports

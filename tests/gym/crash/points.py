@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fail point: a busy Gym is killed there, started again, and compared with what was acknowledged."""
+"""One fail point: a busy Gym is killed there, started again, and compared with what was acknowledged and the model."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reference_gym.participant.failpoints import POINTS
-from tests.gym.crash.lives import GONE, Known, MortalGym, Zygote, judge, release, retire, see_results
+from reference_gym.participant.failpoints import POINTS, points_of
+from tests.gym.controller import Refused
+from tests.gym.crash.known import Known, begin, judge, release, retire, see_progress, see_results
+from tests.gym.crash.lives import GONE, ROLES, MortalGym
 from tests.gym.running import task_of
-from tests.gym.stubs import PolicyStub, until
+from tests.gym.stubs import PolicyStub, until, until_async
 
 SCRIPT: list[Any] = [
     [("add", {"n": 5}), ("add", {"n": -3})],
@@ -24,13 +29,27 @@ SCRIPT: list[Any] = [
 ]
 HELD = ("h1", "h2")
 LOG = {"sync": "commit", "segment_bytes": 16_384}
+LIMITS = {"min_lease_ms": 200, "policy_retry_ms": 60_000}
+VISIT_S = 120.0
+OFTEN = ("boundary.", "effect.", "part.", "call.", "turn.", "finish.", "log.", "start.", "commit.")
+"""What is reached often is visited at a later hit as well."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Where a Gym of one form is killed: the process, the point, and which of its visits."""
+
+    form: str
+    victim: str
+    point: str
+    nth: int = 1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one fail point."""
+    """What came of one visit."""
 
-    point: str
+    visit: Visit
     hit: bool
     held_turn: bool
     kept: bool | None
@@ -41,89 +60,160 @@ class Verdict:
         """Whether it was reached while an unfinished rollout held a turn, and nothing acknowledged was missing."""
         return self.hit and self.held_turn and self.kept is True and self.fault is None
 
+    @property
+    def word(self) -> str:
+        """The verdict in a word or two."""
+        if not self.hit:
+            return "not reached"
+        if self.fault is not None:
+            return f"RED {self.fault}"
+        return "ok" if self.sound else "RED no turn was held" if not self.held_turn else "RED a new incarnation"
 
-async def visit(zygote: Zygote, directory: Path, point: str, nth: int) -> Verdict:
+
+async def visit(directory: Path, at: Visit) -> Verdict:
     """Kill a busy Gym at one fail point and judge its next life."""
     directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
     async with PolicyStub(SCRIPT) as policy:
-        gym = MortalGym(directory, "one", log=LOG, zygote=zygote, failpoint=f"{point}:{nth}:kill")
+        point = f"{at.point}:{at.nth}:kill"
+        gym = MortalGym(directory, at.form, limits=LIMITS, log=LOG, failpoint=point, victim=at.victim)
         known = Known(policy)
+        held, kept, fault = False, None, None
         try:
-            await _set_up(gym, known)
-            gym.arm()
-            with contextlib.suppress(*GONE):
-                await _work(gym, known)
-            hit = gym.hits.exists()
+            await set_up(gym, known)
             held = known.held_turn()
+            if at.point.startswith("recover."):
+                await gym.kill()
+                await gym.start("armed")
+                await until(lambda: gym.dead, "the recovery is cut off")
+            else:
+                gym.arm()
+                await _until_dead(gym, asyncio.create_task(work(gym, known)))
+                held = held and known.held_turn()
             await gym.kill()
-            for rollout in HELD:
-                policy.release(rollout, 3)
-            asked, known.proved = len(policy.asked), known.turns()
-            await gym.start()
-            kept = await judge(gym, known, replaced=point.startswith("restore."))
-            if kept and not point.startswith("restore."):
-                await _finish(gym, known, asked)
-        except AssertionError as fault:
-            return Verdict(point, gym.hits.exists(), known.held_turn(), None, str(fault)[:300])
+            kept = await go_on(gym, known)
+        except (AssertionError, Refused, *GONE) as error:
+            fault = f"{error!r}"[:500]
         finally:
             await gym.close()
-    return Verdict(point, hit, held, kept, None)
+        hit = gym.hits.exists()
+    if fault is None:
+        shutil.rmtree(directory)
+    return Verdict(at, hit, held, kept, fault)
 
 
-async def _set_up(gym: MortalGym, known: Known) -> None:
+async def _until_dead(gym: MortalGym, working: asyncio.Task[None]) -> None:
+    """Return when the work is done, or a process has died: the others are killed at once, for all of it goes down."""
+    while not working.done() and not gym.dead:
+        await asyncio.wait([working], timeout=0.005)
+    if gym.dead:
+        await gym.kill()
+    with contextlib.suppress(*GONE):
+        await working
+
+
+async def go_on(gym: MortalGym, known: Known) -> bool:
+    """Start a Gym again that was killed, judge it, and let everything end; whether its incarnations are kept."""
+    for rollout in HELD:
+        known.policy.release(rollout, 3)
+    asked, known.proved = len(known.policy.asked), known.turns()
+    await gym.start()
+    for rollout in HELD:
+        gym.watched["agent"].allow(rollout, 5, ends=True)
+    kept = await judge(gym, known)
+    if kept and not known.replaced:
+        await _finish(gym, known, asked)
+    return kept
+
+
+async def set_up(gym: MortalGym, known: Known) -> None:
     """Two rollouts that hold two turns, and one seen result."""
-    policy = known.policy
     await gym.start()
     await gym.adopt()
-    known.incarnation = gym.incarnations["agent"]
+    known.incarnations = dict(gym.incarnations)
     for rollout in HELD:
-        policy.hold(rollout, 3)
-        await _begin(gym, known, rollout)
-    await _begin(gym, known, "seen")
+        await begin(gym, known, rollout, task_of(), held_at=3)
+    await begin(gym, known, "seen", task_of())
     for rollout in HELD:
-        await until(lambda rollout=rollout: "3" in policy.turns_of(rollout), "turn 3 is asked")
+        await until(lambda rollout=rollout: "3" in known.policy.turns_of(rollout), "turn 3 is asked")
     await gym.result_of("seen")
     await see_results(gym, known)
+    await see_progress(gym, known)
 
 
-async def _begin(gym: MortalGym, known: Known, rollout: str) -> None:
-    await gym.begin_rollout(rollout, task_of(), known.policy.address)
-    known.started.add(rollout)
-
-
-async def _work(gym: MortalGym, known: Known) -> None:
+async def work(gym: MortalGym, known: Known) -> None:
     """Everything that a Gym does; the life ends somewhere in here, by GONE."""
     for rollout in ("a", "b"):
-        await _begin(gym, known, rollout)
+        await begin(gym, known, rollout, task_of())
     for rollout in ("a", "b"):
         await _result(gym, known, rollout)
     await release(gym, known, "a")
-    known.policy.hold("gone", 2)
-    await _begin(gym, known, "gone")
+    await begin(gym, known, "gone", task_of(), held_at=2)
     await _until_asked(gym, known, "gone", "2")
     await retire(gym, known, "gone", 3)
     for number in range(4):
         cuts = await _snapshot(gym, known)
         for rollout in (f"c{number}", f"d{number}"):
-            await _begin(gym, known, rollout)
+            await begin(gym, known, rollout, task_of())
             await _result(gym, known, rollout)
         await release(gym, known, f"c{number}")
-    checkpoint_id = gym.next_id()
-    await gym.prepare(checkpoint_id)
-    await gym.post("agent", "/checkpoint/abort", {"checkpoint_id": checkpoint_id, "timeout_ms": 5_000})
-    known.ended.append((checkpoint_id, "aborted"))
-    known.progress = (await gym.raw("agent", "GET", "/checkpoint"))["progress"]
+    await _end_otherwise(gym, known)
+    await gym.adopt()
+    await _upload(gym)
+    known.replaced = True
     await gym.restore(cuts, attempt=1)
+    for rollout in HELD:
+        gym.watched["agent"].allow(rollout, 2, ends=False)
+    await _restore_and_abort(gym, cuts)
 
 
 async def _snapshot(gym: MortalGym, known: Known) -> Any:
     checkpoint_id = gym.next_id()
     await gym.prepare(checkpoint_id)
+    for role in gym.roles:
+        await gym.post(role, "/checkpoint/renew", {"checkpoint_id": checkpoint_id, "lease_ms": 60_000})
     cuts = await gym.commit(checkpoint_id)
     await gym.resume(checkpoint_id)
-    known.ended.append((checkpoint_id, "committed"))
-    known.progress = (await gym.raw("agent", "GET", "/checkpoint"))["progress"]
+    gym.watched["agent"].committed(checkpoint_id, cuts["agent"].index())
+    await see_progress(gym, known)
     return cuts
+
+
+async def _end_otherwise(gym: MortalGym, known: Known) -> None:
+    """A checkpoint that is aborted, and one whose lease ends."""
+    checkpoint_id = gym.next_id()
+    await gym.prepare(checkpoint_id)
+    for role in gym.roles:
+        await gym.post(role, "/checkpoint/abort", {"checkpoint_id": checkpoint_id, "timeout_ms": 5_000})
+    checkpoint_id = gym.next_id()
+    for role in gym.roles:
+        body = {"checkpoint_id": checkpoint_id, "run_id": "run", "timeout_ms": 5_000, "lease_ms": 200}
+        await gym.post(role, "/checkpoint/prepare", body)
+    for role in gym.roles:
+        gym.watched[role].lease_ended()
+    for role in gym.roles:
+        await until_async(partial(_idle, gym, role), "the lease has ended")
+    await see_progress(gym, known)
+
+
+async def _idle(gym: MortalGym, role: str) -> bool:
+    return bool((await gym.raw(role, "GET", "/checkpoint"))["phase"] == "idle")
+
+
+async def _upload(gym: MortalGym) -> None:
+    """An artifact for each participant, of a cut that nobody restores."""
+    for role in gym.roles:
+        await gym.upload(role, "1-1", "some.bin", b"bytes")
+
+
+async def _restore_and_abort(gym: MortalGym, cuts: Any) -> None:
+    """Restore a second time, and give it up before it is resumed."""
+
+    async def stop() -> None:
+        checkpoint_id = f"{gym.epoch}-{gym.sequence}"
+        for role in gym.roles:
+            await gym.post(role, "/checkpoint/abort", {"checkpoint_id": checkpoint_id, "timeout_ms": 5_000})
+
+    await gym.restore(cuts, attempt=2, then=stop)
 
 
 async def _result(gym: MortalGym, known: Known, rollout: str) -> None:
@@ -141,7 +231,13 @@ async def _until_asked(gym: MortalGym, known: Known, rollout: str, turn: str) ->
 async def _finish(gym: MortalGym, known: Known, asked: int) -> None:
     """Let everything end: no finished turn is asked again, and every body is the same."""
     going_on = known.started - known.doubtful
-    bodies = {rollout: (await gym.result_of(rollout)).get("body") for rollout in sorted(going_on)}
+    bodies = {}
+    for rollout in sorted(going_on):
+        try:
+            bodies[rollout] = (await gym.result_of(rollout)).get("body")
+        except TimeoutError:
+            row = (await gym.rollouts()).get(rollout)
+            raise AssertionError(f"{rollout} never ended: {row}, asked {known.policy.turns_of(rollout)}") from None
     again = {
         (each.rollout_id, each.turn)
         for each in known.policy.asked[asked:]
@@ -151,18 +247,33 @@ async def _finish(gym: MortalGym, known: Known, asked: int) -> None:
     assert all(body == bodies["seen"] for body in bodies.values()), bodies
 
 
-async def visit_all(directory: Path, points: list[tuple[str, int]]) -> list[Verdict]:
-    """Visit fail points one after the other."""
-    async with Zygote() as zygote:
-        return [
-            await asyncio.wait_for(visit(zygote, directory / f"{number}-{point}", point, nth), 120)
-            for number, (point, nth) in enumerate(points)
-        ]
+async def visit_all(
+    directory: Path, visits: list[Visit], at_once: int = 1, seen: Callable[[Verdict], None] = lambda _: None
+) -> list[Verdict]:
+    """Visit fail points, a few at the same time; `seen` is told of each verdict."""
+    few = asyncio.Semaphore(at_once)
+
+    async def one(number: int, at: Visit) -> Verdict:
+        async with few:
+            name = f"{number}-{at.form}-{at.victim}-{at.point}"
+            verdict = await asyncio.wait_for(visit(directory / name, at), VISIT_S)
+            seen(verdict)
+            return verdict
+
+    return list(await asyncio.gather(*(one(number, at) for number, at in enumerate(visits))))
 
 
-def all_points(seed: int) -> list[tuple[str, int]]:
-    """Every fail point once at its first hit, and those that are hit often once more at a later one."""
+def all_visits(seed: int) -> list[Visit]:
+    """Every fail point of every process of both forms at its first hit, and what is hit often at a later one too."""
     chosen = random.Random(seed)
-    often = ("boundary.", "effect.", "turn.", "finish.", "log.append", "log.half", "part.", "start.")
-    later = [(point, chosen.randint(2, 5)) for point in POINTS if point.startswith(often)]
-    return [(point, 1) for point in POINTS] + later
+    visits = []
+    for form, roles in ROLES.items():
+        for role in roles:
+            for point in points_of(role):
+                visits.append(Visit(form, role, point))
+                if point.startswith(OFTEN):
+                    visits.append(Visit(form, role, point, chosen.randint(2, 3)))
+    return visits
+
+
+__all__ = ["POINTS", "Verdict", "Visit", "all_visits", "go_on", "set_up", "visit", "visit_all", "work"]

@@ -9,30 +9,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gym.crash.lives import GONE, Known, MortalGym, Refused, Zygote, judge, release, see_results
+from tests.gym.crash.known import RUN_TURNS, Known, begin, judge, release, see_progress, see_results
+from tests.gym.crash.lives import GONE, MortalGym, Refused
 from tests.gym.running import task_of
-from tests.gym.stubs import PolicyStub
+from tests.gym.stubs import PolicyStub, until
 
-SCRIPT: list[Any] = [[("add", {"n": 1}), ("grow", {"bytes": 200})], [("add", {"n": 2})]] * 6 + ["done"]
+SCRIPT: list[Any] = [[("add", {"n": 1}), ("grow", {"bytes": 200})], *[[("add", {"n": 2})]] * (RUN_TURNS - 2), "done"]
 LOG = {"sync": "commit", "segment_bytes": 65_536}
 AT_ONCE = 12
+MOST_CALLS = 40
 
 
 @dataclass
 class Lives:
-    """What came of a soak."""
+    """What came of a soak; ``turns`` are those on which something outside depended when a life ended."""
 
     kills: int = 0
     turns: int = 0
     lost: int = 0
+    renewed: int = 0
     fault: str | None = None
 
 
-async def soak(directory: Path, kills: int, seed: int, *, broken: str | None = None) -> Lives:
+async def soak(directory: Path, form: str, kills: int, seed: int, *, broken: str | None = None) -> Lives:
     """Kill a busy Gym that often; the incarnation has to be kept, because no effect reaches outside.
 
     Args:
         directory: does not exist yet.
+        form: `one` or `three` processes; all of them are killed.
         kills: how often.
         seed: of the instants.
         broken: what is wrong with the Gym, a key of ``zygote.BROKEN``.
@@ -40,28 +44,17 @@ async def soak(directory: Path, kills: int, seed: int, *, broken: str | None = N
     directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
     chosen = random.Random(seed)
     lives = Lives()
-    async with PolicyStub(SCRIPT) as policy, Zygote() as zygote:
-        gym = MortalGym(directory, "one", log=LOG, zygote=zygote, broken=broken)
+    async with PolicyStub(SCRIPT) as policy:
+        gym = MortalGym(directory, form, limits={"policy_retry_ms": 60_000}, log=LOG, broken=broken)
         known = Known(policy)
         try:
             await gym.start()
             await gym.adopt()
-            known.incarnation = gym.incarnations["agent"]
+            known.incarnations = dict(gym.incarnations)
             for number in range(kills):
-                work = asyncio.create_task(_work(gym, known, number))
-                await asyncio.sleep(chosen.uniform(0.05, 0.5))
-                await gym.kill()
-                await asyncio.wait([work])
-                if (error := work.exception()) is not None and not isinstance(error, (*GONE, Refused)):
-                    raise error
-                known.proved = known.turns()
-                await gym.start()
-                lives.kills += 1
-                assert await judge(gym, known), f"life {number}: a new incarnation"
-                for role in gym.roles:
-                    await gym.raw(role, "GET", "/capabilities")
+                await _life(gym, known, lives, number, chosen)
         except AssertionError as fault:
-            lives.fault = str(fault)[:500] or repr(fault)
+            lives.fault = str(fault)[:1000] or repr(fault)
             lives.lost += 1
         finally:
             await gym.close()
@@ -69,7 +62,25 @@ async def soak(directory: Path, kills: int, seed: int, *, broken: str | None = N
     return lives
 
 
-async def _work(gym: MortalGym, known: Known, life: int) -> None:
+async def _life(gym: MortalGym, known: Known, lives: Lives, number: int, chosen: random.Random) -> None:
+    """One life: busy for some policy calls and some milliseconds, killed, started again, judged."""
+    asked = len(known.policy.asked) + chosen.randint(0, MOST_CALLS)
+    work = asyncio.create_task(busy(gym, known, number))
+    await until(lambda: len(known.policy.asked) >= asked or work.done(), "the Gym is busy")
+    await asyncio.sleep(chosen.uniform(0.0, 0.05))
+    await gym.kill()
+    await asyncio.wait([work])
+    if (error := work.exception()) is not None and not isinstance(error, (*GONE, Refused)):
+        raise error
+    known.proved = known.turns()
+    await gym.start()
+    lives.kills += 1
+    if not await judge(gym, known):
+        lives.renewed += 1
+        raise AssertionError(f"life {number}: a new incarnation, although nothing was lost")
+
+
+async def busy(gym: MortalGym, known: Known, life: int) -> None:
     """Keep the Gym busy until it is gone: starts, results, ACKs, checkpoints."""
     number = 0
     while True:
@@ -79,13 +90,10 @@ async def _work(gym: MortalGym, known: Known, life: int) -> None:
             await release(gym, known, rollout)
         running = known.started - known.results.keys()
         for more in range(AT_ONCE - len(running)):
-            rollout = f"r{life}-{number}-{more}"
-            await gym.begin_rollout(rollout, task_of(), known.policy.address)
-            known.started.add(rollout)
+            await begin(gym, known, f"r{life}-{number}-{more}", task_of())
         if number % 3 == 0:
             checkpoint_id = gym.next_id()
             await gym.prepare(checkpoint_id)
             await gym.commit(checkpoint_id)
             await gym.resume(checkpoint_id)
-            known.ended.append((checkpoint_id, "committed"))
-        known.progress = (await gym.raw("agent", "GET", "/checkpoint"))["progress"]
+        await see_progress(gym, known)

@@ -6,30 +6,55 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.gym.crash.points import visit_all
+import pytest
+
+from tests.gym.crash.lives import ROLES
+from tests.gym.crash.points import POINTS, Visit, all_visits, visit
 from tests.gym.crash.soak import soak
+from tests.gym.running import FORMS
 
 SEED = 20
-ALWAYS = ("boundary.crossed", "log.half", "log.sealed", "restore.installed", "commit.manifest")
+ALWAYS = [
+    Visit("one", "all", "boundary.crossed"),
+    Visit("one", "all", "log.half"),
+    Visit("one", "all", "commit.manifest"),
+    Visit("one", "all", "restore.installed"),
+    Visit("three", "agent", "boundary.written"),
+    Visit("three", "resources", "effect.done"),
+    Visit("three", "model", "part.changed"),
+]
+MORE = 5
 
 
-async def test_nothing_acknowledged_is_missing_after_a_kill_at_a_fail_point(tmp_path: Path) -> None:
-    """C40: SIGKILL at named points of a busy Gym; every one is reached while an unfinished rollout holds a turn."""
-    others = random.Random(SEED).sample(
-        ("acks.released", "commit.captured", "effect.done", "log.append", "log.based", "part.changed", "turn.opened"), 3
-    )
-    verdicts = await visit_all(tmp_path, [(point, 1) for point in (*ALWAYS, *others)])
-    assert [] == [verdict for verdict in verdicts if not verdict.sound]
+def chosen() -> list[Visit]:
+    """Return what is visited here: some always, some drawn."""
+    others = [visit for visit in all_visits(SEED) if visit not in ALWAYS]
+    return [*ALWAYS, *random.Random(SEED).sample(others, MORE)]
 
 
-async def test_ten_kills_at_random_instants_lose_no_finished_turn(tmp_path: Path) -> None:
-    """C25: a busy Gym is killed ten times: the same incarnation, every finished turn, result, ACK and `last`."""
-    lives = await soak(tmp_path / "soak", 10, SEED)
-    assert (10, 0, None) == (lives.kills, lives.lost, lives.fault)
+@pytest.mark.parametrize("at", chosen(), ids=lambda at: f"{at.form}-{at.victim}-{at.point}-{at.nth}")
+async def test_nothing_acknowledged_is_missing_after_a_kill_at_a_fail_point(at: Visit, tmp_path: Path) -> None:
+    """C40: SIGKILL at a named point of a busy Gym, which is reached while an unfinished rollout holds a turn."""
+    verdict = await visit(tmp_path / "gym", at)
+    assert verdict.sound, verdict
+
+
+def test_the_whole_crash_test_visits_every_point_of_every_process() -> None:
+    """One process visits every point that it has, and so do three; none is left to chance."""
+    visits = all_visits(SEED)
+    assert POINTS.keys() == {visit.point for visit in visits}
+    assert {(form, role) for form, roles in ROLES.items() for role in roles} == {(at.form, at.victim) for at in visits}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_kills_at_random_instants_lose_no_finished_turn(form: str, tmp_path: Path) -> None:
+    """C25: a busy Gym is killed again and again: the same incarnation, every finished turn, result, ACK and `last`."""
+    lives = await soak(tmp_path / "soak", form, 8, SEED)
+    assert (8, 0, None) == (lives.kills, lives.lost, lives.fault)
     assert lives.turns > 10
 
 
 async def test_a_gym_that_waits_for_no_write_is_found_out(tmp_path: Path) -> None:
     """The crash test can fail: replies and policy calls that leave too early cost a turn or a result."""
-    lives = await soak(tmp_path / "soak", 10, SEED, broken="nobody_waits")
+    lives = await soak(tmp_path / "soak", "one", 10, SEED, broken="nobody_waits")
     assert lives.fault is not None

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.gym.running import FORMS, gym_at, task_of
+from tests.gym.crash.lives import MortalGym
+from tests.gym.running import FORMS, task_of
 from tests.gym.stubs import PolicyStub, WorldStub, until, until_async
 
 SCRIPT = [
@@ -20,8 +24,19 @@ SCRIPT = [
 ]
 
 
-@pytest.mark.parametrize("sync", ["commit", "group"])
-@pytest.mark.parametrize("processes", FORMS)
+@contextlib.asynccontextmanager
+async def gym_at(directory: Path, processes: str, **more: Any) -> AsyncIterator[MortalGym]:
+    """A Gym that can die, with an adopted controller."""
+    gym = MortalGym(directory, processes, judged=False, **more)
+    try:
+        await gym.start()
+        await gym.adopt()
+        yield gym
+    finally:
+        await gym.close()
+
+
+@pytest.mark.parametrize(("processes", "sync"), [("one", "commit"), ("one", "group"), ("three", "commit")])
 async def test_a_killed_gym_goes_on_where_it_stood(processes: str, sync: str, tmp_path: Path) -> None:
     """C25: SIGKILL, start: same incarnation, every finished turn, the same attempt, the same body, result and feed."""
     async with (
@@ -60,13 +75,15 @@ async def test_a_killed_gym_goes_on_where_it_stood(processes: str, sync: str, tm
     assert ["whole/2/1", "cut/2/1"] == [each["request_id"] for each in world.effects]
 
 
-async def test_an_effect_outside_that_nobody_recorded_makes_a_new_incarnation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", FORMS)
+async def test_an_effect_outside_that_nobody_recorded_makes_a_new_incarnation(processes: str, tmp_path: Path) -> None:
     """CKPT-ID-023: the kill hits while the outside is asked: nothing of the earlier life goes on (CKPT-ID-039)."""
     async with (
         PolicyStub(SCRIPT) as policy,
         WorldStub() as world,
-        gym_at(tmp_path, "one", world_url=world.url, log={}) as gym,
+        gym_at(tmp_path, processes, world_url=world.url, log={}) as gym,
     ):
+        owner = "resources" if processes == "three" else "agent"
         world.hold("x")
         await gym.begin_rollout("r", task_of(world.url), policy.address)
         await until(lambda: world.count["x"] == 1, "the effect has begun")
@@ -74,9 +91,11 @@ async def test_an_effect_outside_that_nobody_recorded_makes_a_new_incarnation(tm
         await gym.kill()
         world.release("x")
         await gym.start()
-        status = await gym.raw("agent", "GET", "/checkpoint")
-        assert before != gym.incarnations
+        statuses = {role: await gym.raw(role, "GET", "/checkpoint") for role in gym.roles}
+        assert {owner} == {role for role in gym.roles if before[role] != gym.incarnations[role]}
+        status = statuses[owner]
         assert (0, None, None) == (status["counts"]["live"], status["last"], status["controller"])
+        assert "has begun and is not recorded" in gym.refused(owner)
 
 
 @pytest.mark.parametrize("processes", FORMS)
@@ -134,3 +153,24 @@ async def test_a_cut_of_linked_segments_restores_like_any_other(processes: str, 
         found = await gym.result_of("cut")
     assert whole["body"] == found["body"]
     assert ["1", "2", "3", "4", "4", "5"] == policy.turns_of("cut")
+
+
+@pytest.mark.parametrize("role", ["model", "resources"])
+async def test_a_server_that_dies_alone_loses_nothing(role: str, tmp_path: Path) -> None:
+    """N8: it comes back with what it held while the agent waits for it; nothing is lost and nothing is done twice."""
+    script = [[("add", {"n": 5})], [("add", {"n": 1}), ("grow", {"bytes": 9})], "done"]
+    async with PolicyStub(script) as policy, gym_at(tmp_path, "three", log={}) as gym:
+        await gym.begin_rollout("whole", task_of(), policy.address)
+        whole = await gym.result_of("whole")
+        policy.hold("r", 2)
+        await gym.begin_rollout("r", task_of(), policy.address)
+        await until(lambda: "2" in policy.turns_of("r"), "turn 2 is asked")
+        before = dict(gym.incarnations)
+        await gym.kill_one(role)
+        policy.release("r", 2)
+        await gym.begin_life(role)
+        found = await gym.result_of("r")
+        for each in gym.roles:
+            await gym.raw(each, "GET", "/capabilities")
+        assert before == gym.incarnations
+    assert whole["body"] == found["body"]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has everything imported and forks one Gym at a time, so that two hundred lives take minutes.
+"""A process that has everything imported and forks Gym processes, so that two hundred lives take minutes.
 
-It reads one JSON object per line: ``config``, ``announce``, ``log``, ``failpoint`` (armed by SIGUSR2 to the Gym, so
-that a test chooses the moment), ``hits`` (a file), ``broken`` (what is made wrong in this life, so that the crash test
-can be seen to fail). It answers ``{"pid"}``, and ``{"ended", "status"}`` when the Gym is gone.
+It reads one JSON object per line: ``config``, ``role``, ``announce``, ``log``, ``failpoint`` (armed by SIGUSR2 to the
+process, so that a test chooses the moment, or from the beginning if ``armed``), ``hits`` (a file), ``broken`` (what is
+made wrong in this life, so that the crash test can be seen to fail). It answers ``{"pid"}``, and ``{"ended",
+"status"}`` when the process is gone.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,24 +26,27 @@ from reference_gym.participant.log_writer import LogWriter
 
 
 def live(order: dict[str, Any]) -> None:
-    """Be one life of a Gym; never returns."""
+    """Be one life of one process of a Gym; never returns."""
     code = 1
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         written = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(written, 1)
         os.dup2(written, 2)
-        point = order["failpoint"]
 
         def arm(_number: int, _frame: object) -> None:
-            failpoints.armed = failpoints.parse(point)
+            failpoints.armed = failpoints.parse(order["failpoint"])
             failpoints.hits_file = order["hits"]
 
         signal.signal(signal.SIGUSR2, arm)
+        if order["armed"]:
+            arm(0, None)
         if order["broken"]:
             BROKEN[order["broken"]]()
         logs.configure(())
         loaded = settings.load(Path(order["config"]), insecure_no_auth=False)
-        code = asyncio.run(server.serve(loaded, "all", Path(order["announce"])))
+        code = asyncio.run(server.serve(loaded, order["role"], Path(order["announce"])))
     finally:
         os._exit(code)
 
@@ -73,20 +77,46 @@ BROKEN: dict[str, Callable[[], None]] = {"nobody_waits": _nobody_waits, "believe
 
 def tell(value: dict[str, Any]) -> None:
     """Answer with one line."""
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    os.write(1, json.dumps(value).encode() + b"\n")
 
 
 def main() -> None:
-    """Serve orders until standard input ends."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            live(order)
-        tell({"pid": child})
-        _, status = os.waitpid(child, 0)
-        tell({"ended": child, "status": status})
+    """Serve orders until standard input ends; then nothing of it is left."""
+    ends, wake = os.pipe()
+    os.set_blocking(ends, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: set[int] = set()
+    pending = b""
+    while True:
+        ready, _, _ = select.select([0, ends], [], [])
+        if ends in ready:
+            os.read(ends, 4096)
+            _reap(children)
+        if 0 not in ready:
+            continue
+        data = os.read(0, 65_536)
+        if not data:
+            break
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            child = os.fork()
+            if child == 0:
+                live(json.loads(line))
+            children.add(child)
+            tell({"pid": child})
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _reap(children: set[int]) -> None:
+    for child in tuple(children):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            children.discard(child)
+            tell({"ended": child, "status": status})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from reference_gym.participant import log as boundary_log
 from reference_gym.participant.artifacts import PLACES, STATE, Target, write_cut
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.log import LogDamaged, LogFile, Recovered, disbelief, read_log
-from reference_gym.participant.log_end import END_FILE
+from reference_gym.participant.log_end import END_FILE, End, EndFile, read_end
 from reference_gym.participant.log_format import segment_name, segments
 from reference_gym.participant.log_state import Life
 from reference_gym.participant.reading import read_source
@@ -142,6 +142,12 @@ async def test_an_older_copy_that_was_put_back_in_place_is_not_believed(written:
     assert found is not None
     assert 1 == found.records["r1"].header["turns_done"]
     assert "older copy" in str(disbelief(found, LIFE, written))
+    # As if it had been copied while it was written: the acknowledged end is older than the segment.
+    told = read_end(written)
+    EndFile(written, End(told.segment, told.offset - 1, told.changed_ns - 10**10)).close()
+    torn = read_log(written)
+    assert torn is not None
+    assert "older copy" in str(disbelief(torn, LIFE, written))
 
 
 async def test_what_is_refused_is_kept_aside_with_the_reason(written: Path, caplog: pytest.LogCaptureFixture) -> None:
