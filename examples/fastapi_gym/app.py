@@ -38,6 +38,7 @@ from reference_gym.participant.policy_http import PolicyHttp
 from reference_gym.participant.serve_asgi import Application, create_app
 
 POLICY_CALL_S = 600.0
+MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def create_gym(settings: Settings) -> Application:
 
     app = FastAPI(title="Pig", lifespan=lifespan)
     add_older_route(app, participant, client, settings.data_token)
-    gym = create_app(participant, control_token=settings.control_token, inner=app)
+    gym = create_app(participant, control_token=settings.control_token, inner=app, inner_body_bytes=MOST_BYTES)
     if settings.conformance:
         gym.add("POST", PROBE_PATH, probe(participant, settings.data_token, agent.sessions.effect))
     return gym

@@ -50,8 +50,10 @@ def add_routes(plane: DataPlane, policy: PolicyPort, ledger: Ledger) -> None:
         address = Policy(message.policy.base_url, message.policy.model, message.policy.api)
         try:
             form = json.loads(message.request)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest("request is not JSON text") from error
+        if not isinstance(form, dict):
+            raise InvalidRequest("request is no JSON object")
         answer = await policy.call(address, form, turn_of(request))
         return {
             "status": answer.status,

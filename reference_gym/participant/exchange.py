@@ -112,29 +112,46 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+class Pace:
+    """How a body has to arrive, counted from the first question for it.
+
+    Args:
+        silence_s: for how long nothing of it may come, and by how much it may be slower than ``SLOWEST``, in seconds.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self.size = 0
+        self._silence_s = silence_s
+        self._began: float | None = None
+
+    def deadline(self) -> float:
+        """Return the time of the event loop at which the next piece is late."""
+        now = asyncio.get_running_loop().time()
+        if self._began is None:
+            self._began = now
+        return min(now, self._began + self.size / SLOWEST) + self._silence_s
+
+
 async def arriving(body: Body, silence_s: float) -> AsyncIterator[bytes]:
     """Yield a body as it comes (CKPT-TIME-015).
 
     Args:
         body: yields it, however long that takes.
-        silence_s: for how long nothing of it may come, and by how much it may be slower than ``SLOWEST``, in seconds.
+        silence_s: see ``Pace``.
 
     Raises:
         Unavailable: it does not arrive in time.
     """
-    now = asyncio.get_running_loop().time
-    began, size = now(), 0
-    pieces = body()
+    pace, pieces = Pace(silence_s), body()
     while True:
-        deadline = min(now(), began + size / SLOWEST) + silence_s
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(pace.deadline()):
                 piece = await anext(pieces, None)
         except TimeoutError as error:
             raise Unavailable("the body does not arrive in time") from error
         if piece is None:
             return
-        size += len(piece)
+        pace.size += len(piece)
         yield piece
 
 

@@ -6,13 +6,15 @@ It imports no framework and no server. Either it is put in front of the Gym's ow
     served = serve_asgi.create_app(participant, control_token=token, inner=app)    # in front: everything is set
     app.mount("/gym-checkpoint", serve_asgi.create_app(participant, control_token=token))
 
-In front of an application it answers what is the protocol's, errors included, and hands everything else on untouched.
+In front of an application it answers what is the protocol's, errors included, and hands everything else on; a body for
+that has to arrive like any other (``max_silence_ms``), and may be bounded.
 A mounted one sees no lifespan: then the host ends the participant with ``await participant.close()``. A server for it
 that drains on SIGTERM is ``serve_uvicorn``; another server has to keep listening while ``serving.drain`` runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -32,10 +34,13 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Application:
     """An ASGI application that serves a participant; made by ``create_app``."""
 
-    def __init__(self, participant: Participant, plane: http.ControlPlane, inner: App | None) -> None:
+    def __init__(
+        self, participant: Participant, plane: http.ControlPlane, inner: App | None, inner_body_bytes: int | None
+    ) -> None:
         self.participant = participant
         self._plane = plane
         self._inner = inner
+        self._inner_body_bytes = inner_body_bytes
         self._calls: dict[str, dict[str, http.DataCall]] = {}
 
     def add(self, method: str, path: str, call: http.DataCall) -> None:
@@ -52,6 +57,8 @@ class Application:
         """Serve one connection scope."""
         path = self._own(scope) if scope["type"] == "http" else None
         if path is None and self._inner is not None:
+            if scope["type"] == "http":
+                receive = self._bounded(receive)
             await self._inner(scope, receive, send)
         elif scope["type"] == "lifespan":
             await _live(receive, send)
@@ -69,6 +76,34 @@ class Application:
             if path == http.ROOT or path.startswith(f"{http.ROOT}/") or path in self._calls:
                 return path
         return None
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Return what the inner application receives: it is as if the client had gone when its body does not arrive.
+
+        Frameworks read bodies before they look for a token, and wait for them for ever.
+        """
+        pace = exchange.Pace(self.participant.config.limits.max_silence_ms / 1000)
+        most = self._inner_body_bytes
+        more, gone = True, False
+
+        async def bounded() -> MutableMapping[str, Any]:
+            nonlocal more, gone
+            if gone:
+                return {"type": "http.disconnect"}
+            if not more:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(pace.deadline()):
+                    message = await receive()
+            except TimeoutError:
+                gone = True
+                return {"type": "http.disconnect"}
+            more = bool(message.get("more_body", False))
+            pace.size += len(message.get("body", b""))
+            gone = most is not None and pace.size > most
+            return {"type": "http.disconnect"} if gone else message
+
+        return bounded
 
     async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
         try:
@@ -91,16 +126,23 @@ class Application:
         return http.stamped(exchange.refusal(error, request.method.lower()), self.participant)
 
 
-def create_app(participant: Participant, *, control_token: str | None, inner: App | None = None) -> Application:
+def create_app(
+    participant: Participant,
+    *,
+    control_token: str | None,
+    inner: App | None = None,
+    inner_body_bytes: int | None = None,
+) -> Application:
     """Return an application that serves a participant; the author adds data-plane routes with ``add``.
 
     Args:
         participant: what is served.
         control_token: the bearer token of the control plane; None only for a server on loopback.
         inner: the Gym's own application, which gets everything that is not the protocol's, its lifespan included.
+        inner_body_bytes: beyond so many bytes of a body its client counts as gone; None: it bounds them itself.
     """
     token = Token(control_token) if control_token is not None else None
-    return Application(participant, http.ControlPlane(participant, token), inner)
+    return Application(participant, http.ControlPlane(participant, token), inner, inner_body_bytes)
 
 
 def _raw_path(scope: Scope) -> str:

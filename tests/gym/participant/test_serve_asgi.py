@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from reference_gym.participant import serve_asgi
+from reference_gym.participant import Limits, serve_asgi
 from reference_gym.participant.http import DataCall
 from reference_gym.participant.result import validator
 from spec import wire
@@ -247,3 +248,41 @@ def test_it_imports_no_framework_and_no_server() -> None:
     code = "import sys, reference_gym.participant.serve_asgi; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set() == {"fastapi", "starlette", "uvicorn", "aiohttp"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("how", ["silence", "a trickle", "too much"])
+async def test_the_body_of_an_older_route_has_to_arrive_and_to_end(tmp_path: Path, how: str) -> None:
+    """CKPT-SEC-017: a framework reads a body before it asks for a token, and would wait for it for ever."""
+    gym = Gym(tmp_path, limits=Limits(max_silence_ms=200))
+    host = FastAPI()
+    read: list[bytes] = []
+
+    @host.post("/older")
+    async def older(body: dict[str, Any]) -> str:
+        read.append(b"read")
+        return "older"
+
+    app = serve_asgi.create_app(gym.participant, control_token=TOKEN, inner=host, inner_body_bytes=1_000)
+    received = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal received
+        if how != "too much":
+            await (asyncio.sleep(0.02) if how == "a trickle" else asyncio.Event().wait())
+        received += 1
+        return {"type": "http.request", "body": b" " * (100 if how == "too much" else 1), "more_body": True}
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http"},
+        **{"path": "/older", "raw_path": b"/older", "root_path": "", "query_string": b""},
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await asyncio.wait_for(app(scope, receive, send), 10)
+    assert [] == read
+    assert 400 <= sent[0]["status"] < 500
+    assert received <= 12
