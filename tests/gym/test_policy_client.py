@@ -181,6 +181,27 @@ def test_calls_without_an_id_get_one_that_every_run_repeats() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["x", "x", "x"], ["x", "x_2", "x_3"]),
+        (["x_2", "x", "x"], ["x_2", "x", "x_3"]),
+        (["call_3_2", None], ["call_3_2", "call_3_2_2"]),
+        ([None, "call_3_1"], ["call_3_1", "call_3_1_2"]),
+    ],
+    ids=str,
+)
+def test_calls_that_share_an_id_are_told_apart(given: list[str | None], expected: list[str]) -> None:
+    """Each is an effect of its own, and its answer names it; in both forms, and in the message that is sent back."""
+    function = {"name": "add", "arguments": "{}"}
+    chat = {"choices": [{"message": {"content": None, "tool_calls": [{"id": i, "function": function} for i in given]}}]}
+    output = {"output": [{"type": "function_call", "call_id": i, **function} for i in given]}
+    for api, body in (("chat_completions", chat), ("responses", output)):
+        reply = parse_reply(api, json.dumps(body).encode(), 3, None)  # type: ignore[arg-type]  # each is a form
+        assert expected == [call.call_id for call in reply.calls]
+        assert expected == [call["id"] for call in reply.message["tool_calls"]]
+
+
+@pytest.mark.parametrize(
     ("header", "expected"),
     [(None, None), ("2", 2000), ("soon", None), ("-1", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)],
 )

@@ -19,8 +19,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from reference_gym.participant import Limits, serve_asgi
+from reference_gym.participant import Limits, serve_asgi, serve_uvicorn
 from reference_gym.participant.http import DataCall
 from reference_gym.participant.result import validator
 from spec import wire
@@ -286,3 +287,11 @@ async def test_the_body_of_an_older_route_has_to_arrive_and_to_end(tmp_path: Pat
     assert [] == read
     assert 400 <= sent[0]["status"] < 500
     assert received <= 12
+
+
+async def test_another_inside_of_uvicorn_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server says which part it misses, instead of failing at some later request."""
+    monkeypatch.delattr(H11Protocol, "send_400_response")
+    gym = Gym(tmp_path)
+    with pytest.raises(RuntimeError, match=r"has no H11Protocol\.send_400_response: this server is for uvicorn"):
+        await serve_uvicorn.start(application(gym), gym.participant)
