@@ -53,7 +53,11 @@ def serve(
         bool, typer.Option("--insecure-no-auth", help="Serve without tokens, on loopback only.")
     ] = False,
 ) -> None:
-    """Serve a Gym until SIGTERM."""
+    """Serve a Gym until SIGTERM.
+
+    With `processes: three` a participant that ends, however it ended, is started again at its port: to stop the Gym, stop
+    this command. It ends within `limits.shutdown_grace_ms`.
+    """
     try:
         loaded = settings.load(config, insecure_no_auth=insecure_no_auth)
         if insecure_no_auth:
