@@ -55,8 +55,8 @@ def serve(
 ) -> None:
     """Serve a Gym until SIGTERM.
 
-    With `processes: three` a participant that ends, however it ended, is started again at its port: to stop the Gym, stop
-    this command. It ends within `limits.shutdown_grace_ms`.
+    With `processes: three` a participant that ends, however it ended, is started again at its port: to stop the Gym,
+    stop this command. It ends within `limits.shutdown_grace_ms`.
     """
     try:
         loaded = settings.load(config, insecure_no_auth=insecure_no_auth)

@@ -152,8 +152,8 @@ class Log(_Section):
 class Settings(_Section):
     """All of gym.yaml; paths are relative to the file, and what is named by a relative one is made if it is missing.
 
-    Without `data_dir` nothing survives the process: each start is a new incarnation. With `processes: three` the command
-    starts each of its participants again that ends, also one that was told to stop; only the command itself is stopped.
+    Without `data_dir` nothing survives the process: each start is a new incarnation. With `processes: three` each
+    participant that ends is started again, also one that was told to stop; only the command itself is stopped.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "gym"
