@@ -26,6 +26,7 @@ CHANGING = frozenset({"date", "content-length"})
     "CKPT-ENV-004",
     "CKPT-ENV-003",
     "CKPT-ID-020",
+    "CKPT-ID-026",
     "CKPT-FEED-004",
     profile="turn-recovery",
     level=1,
@@ -38,19 +39,21 @@ def two_servers_from_one_snapshot(case: Case) -> None:
     expected = case.baseline(DRAWS, seed=20260202)
     rollout = case.start_at(3, DRAWS, seed=20260202)
     cut = take_cut(case)
-    made: list[set[str]] = []
+    lives: list[set[str]] = []
+    feeds: list[str] = []
     for server in ("the living one", "a fresh one"):
         if server == "a fresh one":
             reborn(case, fresh=True)
-        before = {p.name: p.capabilities["incarnation"] for p in case.gym.participants}
+        lives.append({p.capabilities["incarnation"] for p in case.gym.participants})
         feed = case.agent.status()["feed"]
         restore_cut(case, cut)
         case.release(rollout)
         case.equal(expected, case.body(rollout), f"what {server} drew on", "CKPT-ENV-003")
         new = case.agent.status()["feed"]
         case.true(new != feed, f"a new feed of {server}", "CKPT-FEED-004", got=new)
-        made.append({new, *before.values()})
-    case.equal(set(), made[0] & made[1], "ids that both have", "CKPT-ENV-004", "CKPT-ID-020")
+        feeds.append(new)
+    case.equal(set(), lives[0] & lives[1], "incarnations that both have", "CKPT-ID-020", "CKPT-ID-026")
+    case.true(feeds[0] != feeds[1], "the ids of their feeds differ", "CKPT-ENV-004", got=feeds)
 
 
 @check("CKPT-DISC-005")

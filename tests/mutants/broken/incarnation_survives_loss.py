@@ -20,6 +20,7 @@ BREAKS = (
     "CKPT-ID-021",
     "CKPT-CTRL-007",
     "CKPT-CKID-010",
+    "CKPT-CKID-014",
     "CKPT-FENCE-004",
     "CKPT-PHASE-015",
 )
