@@ -5,44 +5,28 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
+from conformance.bench import Bench
 from conformance.controller import Controller, Json, Participant
-from conformance.errors import Failed, Lost, NotOffered, SuiteError
+from conformance.errors import Lost, NotOffered, SuiteError
 from conformance.failpoints import Action, Armed
-from conformance.gym import CONFORMANCE, Gym
-from conformance.patience import Patience
+from conformance.gym import CONFORMANCE
+from conformance.judging import Judging
 from conformance.script import Script, add, script
-from conformance.target import ProcessTarget, Target
-from conformance.wire import Reply, Wire
-from conformance.witness import Hold, Witness
-from conformance.world import World
-from spec import Specification
+from conformance.target import ProcessTarget
+from conformance.unchanged import Unchanged
+from conformance.wire import Reply
+from conformance.witness import Hold
 from spec import wire as names
 
 T = TypeVar("T")
 
 FINISH_WITHIN_S = 10.0
+LISTENED_MS = 400
 DEFAULT_SCRIPT = script(add(5), [add(-3), add(2)], add(0), "done")
-
-
-@dataclass
-class Bench:
-    """What one run shares between its checks."""
-
-    spec: Specification
-    target: Target
-    gym: Gym
-    wire: Wire
-    witness: Witness
-    world: World
-    patience: Patience
-    nonce: str
-    has_world: bool
-    work_dir: Path
 
 
 @dataclass
@@ -61,7 +45,7 @@ class Rollout:
         return self.rollout_id, self.attempt
 
 
-class Case:
+class Case(Judging):
     """One run of one check.
 
     Args:
@@ -73,16 +57,13 @@ class Case:
 
     def __init__(self, bench: Bench, name: str, number: int, participant: Participant | None = None) -> None:
         self.bench = bench
-        self.spec = bench.spec
+        super().__init__(bench.spec, bench.patience)
         self.gym = bench.gym
         self.wire = bench.wire
         self.witness = bench.witness
         self.world = bench.world
-        self.patience = bench.patience
         self.name = name
         self.prefix = f"{bench.nonce}-{number}-"
-        self.steps: list[str] = []
-        self.left_out: dict[str, str] = {}
         self.attempts: dict[str, int] = {}
         self.rollouts: dict[str, Rollout] = {}
         self._participant = participant
@@ -151,50 +132,9 @@ class Case:
         self._controller = controller
         return controller
 
-    # --- judging ---
-
-    def leave_out(self, reason: str, *requirements: str) -> None:
-        """Note requirements of this check that this Gym, in this run, gave no occasion to judge, and why."""
-        self.left_out.update(dict.fromkeys(requirements, reason))
-
-    def step(self, text: str) -> None:
-        """Note a step of the story, for the failure text."""
-        self.steps.append(text)
-
-    def equal(self, expected: object, got: object, what: str, *requirements: str) -> None:
-        """Judge that a value is the expected one."""
-        if expected != got:
-            raise Failed(what, expected=_show(expected), got=_show(got), requirements=requirements)
-
-    def true(self, condition: object, what: str, *requirements: str, got: object = "it is not so") -> None:
-        """Judge that a stated condition holds."""
-        if not condition:
-            raise Failed(what, expected="that it holds", got=_show(got), requirements=requirements)
-
-    def accepted(self, reply: Reply, what: str, *requirements: str) -> Reply:
-        """Judge that a call was accepted (200), and return the reply."""
-        if reply.status != 200:
-            raise Failed(what, expected="200", got=reply.brief, requirements=requirements)
-        return reply
-
-    def refused(self, reply: Reply, code: str, what: str, *requirements: str) -> Reply:
-        """Judge that a call was refused with a code of the catalogue and its status, and return the reply."""
-        status = self.spec.errors[code].status
-        if (reply.status, reply.code) != (status, code):
-            raise Failed(what, expected=f"{status} {code}", got=reply.brief, requirements=requirements)
-        return reply
-
-    def until(self, condition: Callable[[], T], what: str, *requirements: str, within_s: float = FINISH_WITHIN_S) -> T:
-        """Wait for a stated condition; if it does not come true, these requirements are broken."""
-        try:
-            return self.patience.until(condition, what, within_s=within_s)
-        except Failed as error:
-            error.requirements = error.requirements or requirements
-            raise
-
     def unchanged(self, *requirements: str, at: Iterable[Participant] | None = None) -> Unchanged:
         """Return a context in which nothing visible of the participants may change (default: the one under study)."""
-        return Unchanged(self, list(at) if at is not None else [self.p], requirements)
+        return Unchanged(self.prefix, list(at) if at is not None else [self.p], requirements)
 
     # --- rollouts ---
 
@@ -309,16 +249,20 @@ class Case:
         """Wait until the feed serves the result of a rollout, and return the entry with `content` parsed."""
         self.step(f"wait for the result of {rollout.rollout_id}")
 
-        def there() -> Json | None:
-            after: str | None = None
+        def read(after: str | None, wait_ms: int) -> tuple[Json | None, str]:
             while True:
-                page = self.accepted(self.agent.get_results(after=after, wait_ms=50), "the feed can be read")
+                page = self.accepted(self.agent.get_results(after=after, wait_ms=wait_ms), "the feed can be read")
                 for entry in page["results"]:
                     if entry["receipt"]["rollout_id"] == rollout.rollout_id:
-                        return dict(entry)
+                        return dict(entry), page["next"]
+                after = str(page["next"])
                 if not page["more"]:
-                    return None
-                after = page["next"]
+                    return None, after
+
+        def there() -> Json | None:
+            # From its beginning, then at its end, where the Gym answers as soon as there is more.
+            found, end = read(None, 0)
+            return found or read(end, LISTENED_MS)[0]
 
         entry = self.until(there, f"the feed serves the result of {rollout.rollout_id}", *requirements) or {}
         return {**entry, "content": json.loads(entry["result"])}
@@ -339,11 +283,6 @@ class Case:
         """Return the body of the same rollout uninterrupted, under an id of its own."""
         self.step("run the same rollout uninterrupted")
         return self.body(self.start(written, **kwargs))
-
-    def stays(self, condition: Callable[[], object], what: str, *requirements: str, for_s: float = 0.25) -> None:
-        """Judge that a condition stays true for a while."""
-        if not self.patience.stays(condition, for_s):
-            raise Failed(what, expected="that it stays so", got="it changed", requirements=requirements)
 
     def failure(self, rollout: Rollout, *requirements: str) -> Json:
         """Wait for the result of a rollout and return its `failure`; a success instead is a failure of the Gym."""
@@ -399,68 +338,6 @@ class Case:
         receipts = [row["receipt"] for key, row in results.items() if key.startswith(self.prefix)]
         for start in range(0, len(receipts), batch):
             controller.ack(self.agent, receipts[start : start + batch])
-
-
-class Unchanged:
-    """A context in which nothing visible of some participants may change."""
-
-    def __init__(self, case: Case, participants: list[Participant], requirements: tuple[str, ...]) -> None:
-        self._case = case
-        self._requirements = requirements
-        self._participants = participants
-        self._before: list[Mapping[str, Any]] = []
-
-    def _look(self) -> list[Mapping[str, Any]]:
-        seen: list[Mapping[str, Any]] = []
-        for participant in self._participants:
-            status = {k: v for k, v in participant.status().items() if k != "lease_remaining_ms"}
-            if status.get("last") is not None:
-                status["last"] = {k: v for k, v in status["last"].items() if not k.endswith("_ms")}
-            rows = {}
-            if participant.owns("rollouts"):
-                rows = {
-                    key: {k: v for k, v in row.items() if k != "since_ms"}
-                    for key, row in participant.rollouts().items()
-                    if key.startswith(self._case.prefix)
-                }
-            seen.append({"name": participant.name, "status": status, "rollouts": rows})
-        return seen
-
-    def __enter__(self) -> Unchanged:
-        self._before = self._look()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            self.judge()
-
-    def judge(self) -> None:
-        """Judge that nothing has changed up to now."""
-        for before, after in zip(self._before, self._look(), strict=True):
-            for part in ("status", "rollouts"):
-                different = {
-                    key: (before[part].get(key), after[part].get(key))
-                    for key in {**before[part], **after[part]}
-                    if before[part].get(key) != after[part].get(key)
-                }
-                if different:
-                    shown = "; ".join(f"{k}: {_show(a)} → {_show(b)}" for k, (a, b) in different.items())
-                    raise Failed(
-                        f"a refused call leaves {before['name']} unchanged",
-                        expected="the same status and rollouts before and after",
-                        got=shown,
-                        requirements=self._requirements,
-                    )
-
-
-def _show(value: object) -> str:
-    if isinstance(value, str):
-        return value if len(value) < 400 else value[:400] + "…"
-    try:
-        text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) < 800 else text[:800] + "…"
 
 
 __all__ = ["DEFAULT_SCRIPT", "Bench", "Case", "Lost", "Rollout", "Unchanged"]

@@ -13,15 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
-from conformance.errors import NotOffered, TargetUnreachable, TimedOut, UsageError
+from conformance.errors import NotOffered, TargetUnreachable, TimedOut
 from conformance.failpoints import FailPoints, read_declaration
 from conformance.patience import Patience
+from conformance.target_file import TargetFile, fill
 
 START_WITHIN_S = 30.0
 END_WITHIN_S = 15.0
@@ -66,60 +65,6 @@ class Target:
 
     def close(self) -> None:
         """Leave the Gym; at level 0 there is nothing to end."""
-
-
-@dataclass(frozen=True)
-class TargetFile:
-    """target.yaml: how a Gym is started for the suite.
-
-    Args:
-        start: argv; `{dir}`, `{announce}`, `{world_url}`, `{shared_dir}` and `{python}` are filled in.
-        files: text files that are written into `{dir}` before the first start, with the same placeholders.
-        env: extra environment variables, with the same placeholders.
-        control_env: variable that the Gym reads the control token from.
-        data_env: variable that it reads the data token from.
-        policy_env: variable that it reads the policy's token from.
-        shared_dir: an existing directory; None: the suite makes one.
-        failpoints: level 2: `env`, the variable that names the file which directs the fail points, and `points`, the
-            Gym's own words for the suite's moments; None: it has none.
-        insecure: words that, added to `start`, let it serve without a token; empty: there is no such way.
-        unmanaged: the Gym's own older route that runs one rollout and answers when it has ended: `path` and `body`,
-            whose string `{policy}` becomes the policy object; it must ask the policy at least twice.
-    """
-
-    start: tuple[str, ...]
-    files: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    control_env: str = "GYM_CHECKPOINT_TOKEN"
-    data_env: str = "GYM_CHECKPOINT_DATA_TOKEN"
-    policy_env: str = "GYM_POLICY_TOKEN"
-    shared_dir: str | None = None
-    failpoints: Mapping[str, Any] | None = None
-    insecure: tuple[str, ...] = ()
-    unmanaged: Mapping[str, Any] | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> TargetFile:
-        """Read target.yaml.
-
-        Raises:
-            UsageError: it cannot be read or does not have the documented form.
-        """
-        try:
-            data = yaml.safe_load(path.read_text())
-            tokens = data.pop("tokens", {})
-            known = {key: tokens.pop(key) for key in ("control_env", "data_env", "policy_env") if key in tokens}
-            if tokens:
-                raise UsageError(f"{path}: unknown tokens {sorted(tokens)}")
-            start, insecure = (tuple(str(word) for word in data.pop(key, ())) for key in ("start", "insecure"))
-            if not start:
-                raise UsageError(f"{path}: start is missing")
-            made = cls(start=start, insecure=insecure, **known, **data)
-            if made.failpoints is not None:
-                read_declaration(made.failpoints)
-        except (OSError, yaml.YAMLError, TypeError, AttributeError, KeyError) as error:
-            raise UsageError(f"{path}: {error}") from error
-        return made
 
 
 class ProcessTarget(Target):
@@ -226,11 +171,11 @@ class ProcessTarget(Target):
         announce = self._work_dir / f"announce-{self._lives}.json"
         values = self._values(announce)
         for name, text in self.file.files.items():
-            (self.data_dir / name).write_text(_fill(text, values))
+            (self.data_dir / name).write_text(fill(text, values))
         environment = self._environment(values)
         self._close_log()
         self._log = (self._work_dir / f"gym-{self._lives:03}.log").open("wb")
-        argv = [_fill(word, values) for word in self.file.start]
+        argv = [fill(word, values) for word in self.file.start]
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -257,7 +202,7 @@ class ProcessTarget(Target):
 
     def _environment(self, values: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the Gym's process."""
-        environment = {**os.environ, **{key: _fill(value, values) for key, value in self.file.env.items()}}
+        environment = {**os.environ, **{key: fill(value, values) for key, value in self.file.env.items()}}
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
         environment[self.file.control_env] = self.tokens["control"]
         environment[self.file.data_env] = self.tokens["data"]
@@ -296,10 +241,10 @@ class ProcessTarget(Target):
         announce = directory / "announce.json"
         values = {**self._values(announce), "dir": str(directory)}
         for name, text in self.file.files.items():
-            (directory / name).write_text(_fill(text, values))
+            (directory / name).write_text(fill(text, values))
         hidden = {self.file.control_env, self.file.data_env}
         environment = {key: value for key, value in self._environment(values).items() if key not in hidden}
-        argv = [_fill(word, values) for word in (*self.file.start, *more)]
+        argv = [fill(word, values) for word in (*self.file.start, *more)]
         with (directory / "log").open("wb") as log:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=directory
@@ -405,12 +350,6 @@ class ProcessTarget(Target):
         return code
 
 
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", value)
-    return text
-
-
 def _alive(pid: int) -> bool:
     """Say whether a process exists and is no zombie."""
     try:
@@ -426,3 +365,6 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+__all__ = ["Endpoint", "ProcessTarget", "Target", "TargetFile"]

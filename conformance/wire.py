@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from conformance.connections import Connections, NoAnswer, NotSent
 from conformance.errors import Lost, LostReply, LostRequest, MalformedRequest, ResponseViolation, SuiteFault
+from conformance.exchanges import Exchange, Fault, Reply, parsed
 from conformance.judge import Judge
 from conformance.patience import Patience
 from spec import wire as names
@@ -60,96 +60,6 @@ CONNECT_WITHIN_S = 5.0
 WORKERS = 72
 
 Plane = Literal["control", "data", "none"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What the transport does to one exchange; build it with one of the class methods."""
-
-    kind: Literal["lost_request", "lost_reply", "duplicate", "delay", "disconnect"]
-    ms: int = 0
-
-    @classmethod
-    def lost_request(cls) -> Fault:
-        """The request is never sent; `LostRequest` is raised."""
-        return cls("lost_request")
-
-    @classmethod
-    def lost_reply(cls) -> Fault:
-        """The Gym acts and answers; the caller never sees it; `LostReply` is raised."""
-        return cls("lost_reply")
-
-    @classmethod
-    def duplicate(cls) -> Fault:
-        """The request is sent twice at the same time; the second reply is `Reply.twin`."""
-        return cls("duplicate")
-
-    @classmethod
-    def delay(cls, ms: int) -> Fault:
-        """The request is sent `ms` milliseconds late."""
-        return cls("delay", ms)
-
-    @classmethod
-    def disconnect(cls, after_ms: int = 10) -> Fault:
-        """The request is sent whole and the connection reset `after_ms` later; `LostReply` is raised."""
-        return cls("disconnect", after_ms)
-
-
-@dataclass
-class Exchange:
-    """One recorded request and what came of it; bodies are cut at 64 KiB."""
-
-    number: int
-    operation: str
-    method: str
-    url: str
-    request_headers: dict[str, str] = field(repr=False)
-    request_body: bytes = field(repr=False)
-    started_at: float
-    status: int | None = None
-    response_headers: dict[str, str] = field(default_factory=dict, repr=False)
-    response_body: bytes = field(default=b"", repr=False)
-    seconds: float = 0.0
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A response as raw facts: status, headers, bytes, and the JSON in them (None if there is none)."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-    json: Any
-    exchange: Exchange
-    twin: Reply | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the status is 2xx."""
-        return 200 <= self.status < 300
-
-    @property
-    def code(self) -> str | None:
-        """The `code` of a problem document, else None."""
-        return self.json.get("code") if not self.ok and isinstance(self.json, dict) else None
-
-    @property
-    def incarnation(self) -> str | None:
-        """The `Gym-Incarnation` header."""
-        return self.headers.get(names.HEADER_INCARNATION.lower())
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a field of the JSON object."""
-        return self.json[name]
-
-    @property
-    def brief(self) -> str:
-        """The reply on one line, for failure texts."""
-        if self.code is not None:
-            return f"{self.status} {self.code}"
-        text = self.content.decode("utf-8", "replace")
-        return f"{self.status} {text[:200]}{'…' if len(text) > 200 else ''}"
 
 
 class Wire:
@@ -392,7 +302,7 @@ class Wire:
         exchange.status = answer.status
         exchange.response_headers = dict(answer.headers)
         exchange.response_body = answer.content[:MAX_KEPT_BYTES]
-        return Reply(answer.status, exchange.response_headers, answer.content, _json(answer.content), exchange)
+        return Reply(answer.status, exchange.response_headers, answer.content, parsed(answer.content), exchange)
 
     def _disconnect(
         self, operation: str, method: str, url: str, headers: Mapping[str, str], data: bytes | None, after_ms: int
@@ -415,13 +325,6 @@ class Wire:
             raise LostReply(f"{method} {url}: {error}", exchange) from error
         exchange.note = f"connection reset by the suite {after_ms} ms after the request"
         raise LostReply(exchange.note, exchange)
-
-
-def _json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None
 
 
 __all__ = ["OPERATIONS", "Exchange", "Fault", "Lost", "Plane", "Reply", "Wire"]

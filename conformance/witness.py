@@ -13,64 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from aiohttp import web
 
 from conformance import openai_forms as forms
+from conformance.generations import Api, Generation, Order, State
 from conformance.loopback import Listener, Loopback
 from conformance.patience import Journal, Patience
 from conformance.script import Script, script
 from spec import wire as names
 
-Api = Literal["chat_completions", "responses"]
-State = Literal["asked", "completed", "refused", "dropped", "abandoned"]
-
 MAX_BODY_BYTES = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One policy call, as the witness saw it.
-
-    Args:
-        number: ordinal of the call in this witness, from 0.
-        address: name of the address that was called.
-        api: which of the two forms was spoken.
-        rollout_id: `Gym-Rollout-Id`, or None if the header is missing.
-        attempt: `Gym-Attempt`, or None if it is missing or no integer.
-        turn: `Gym-Turn`, or None if it is missing or no integer.
-        conversation_turn: the turn that the conversation itself asks for: 1 + its policy replies.
-        stream: whether a streamed reply was asked for.
-        body: the request as JSON.
-        headers: the request headers, names in lower case; a credential is masked.
-        asked_at: monotonic seconds.
-        state: `asked` (still open), `completed` (answered), `refused` (an error was answered on order),
-            `dropped` (the connection was cut on order) or `abandoned` (the caller went away).
-        ended_at: monotonic seconds, or None while open.
-    """
-
-    number: int
-    address: str
-    api: Api
-    rollout_id: str | None
-    attempt: int | None
-    turn: int | None
-    conversation_turn: int
-    stream: bool
-    body: dict[str, Any] = field(repr=False)
-    headers: dict[str, str] = field(repr=False)
-    asked_at: float
-    state: State = "asked"
-    ended_at: float | None = None
-
-    def matches(self, rollout_id: str | None, turn: int | None, attempt: int | None) -> bool:
-        """Say whether this is a call of that rollout, turn and attempt; None stands for any."""
-        return (
-            rollout_id in (None, self.rollout_id)
-            and turn in (None, self.conversation_turn)
-            and attempt in (None, self.attempt)
-        )
 
 
 @dataclass(eq=False)
@@ -101,18 +55,6 @@ class Hold:
         self.release()
 
 
-@dataclass
-class _Order:
-    """Answer an error or cut the connection, `left` times."""
-
-    rollout_id: str | None
-    turn: int | None
-    attempt: int | None
-    status: int | None
-    retry_after_s: float | None
-    left: int
-
-
 class Witness:
     """The policy model that the suite serves.
 
@@ -132,7 +74,7 @@ class Witness:
         self._scripts: dict[str, Script] = {}
         self._default = script("done")
         self._holds: list[Hold] = []
-        self._orders: list[_Order] = []
+        self._orders: list[Order] = []
         self._responses: dict[str, list[Any]] = {}
         self._marks: dict[str, tuple[dict[int, int], bool]] = {}
         self._listeners: dict[str, Listener] = {}
@@ -209,14 +151,14 @@ class Witness:
     ) -> None:
         """Answer the next `times` matching calls with an error status (429, 503, …) instead of a generation."""
         with self._journal.changed:
-            self._orders.append(_Order(rollout_id, turn, attempt, status, retry_after_s, times))
+            self._orders.append(Order(rollout_id, turn, attempt, status, retry_after_s, times))
 
     def drop(
         self, rollout_id: str | None = None, turn: int | None = None, *, attempt: int | None = None, times: int = 1
     ) -> None:
         """Cut the connection of the next `times` matching calls without an answer."""
         with self._journal.changed:
-            self._orders.append(_Order(rollout_id, turn, attempt, None, None, times))
+            self._orders.append(Order(rollout_id, turn, attempt, None, None, times))
 
     def mark(self, rollout_id: str, versions: Mapping[int, int], *, data_refs: bool = False) -> None:
         """Let replies carry `Gym-Policy-Version` by turn, and with `data_refs` a `data_ref` `<rollout_id>/<turn>`."""
@@ -430,7 +372,7 @@ class Witness:
                     return hold
         return None
 
-    def _ordered(self, generation: Generation) -> _Order | None:
+    def _ordered(self, generation: Generation) -> Order | None:
         with self._journal.changed:
             for order in self._orders:
                 if order.left > 0 and generation.matches(order.rollout_id, order.turn, order.attempt):
@@ -438,7 +380,7 @@ class Witness:
                     return order
         return None
 
-    async def _misbehave(self, request: web.Request, number: int, order: _Order) -> web.Response:
+    async def _misbehave(self, request: web.Request, number: int, order: Order) -> web.Response:
         if order.status is None:
             self._mark(number, "dropped")
             if request.transport is not None:
@@ -452,3 +394,6 @@ class Witness:
 
 def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+__all__ = ["Api", "Generation", "Hold", "State", "Witness"]
