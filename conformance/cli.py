@@ -26,9 +26,10 @@ from rich.console import Console
 
 from conformance import registry, replay, report
 from conformance.errors import SuiteError, SuiteFault, TargetUnreachable, UsageError
+from conformance.masking import mask, masked
 from conformance.report import text
 from conformance.runner import Runner, Settings, choose, open_bench
-from conformance.verdict import judge
+from conformance.verdict import Outcome, judge
 from spec import load
 
 EXIT_USAGE, EXIT_FAULT, EXIT_UNREACHABLE = 2, 3, 5
@@ -173,7 +174,13 @@ def _run(settings: Settings, json_file: Path | None, html_file: Path | None, *, 
     started, clock = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.monotonic()
     with open_bench(settings, specification) as bench:
         console.print(f"seed {settings.seed} · {len(chosen)} checks · {len(bench.gym.participants)} participants")
-        runner = Runner(bench, (lambda outcome: None) if quiet else (lambda outcome: console.print(text.line(outcome))))
+        secrets = (*bench.wire.tokens.values(), *getattr(bench.target, "secrets", ()))
+
+        def tell(outcome: Outcome) -> None:
+            if not quiet:
+                console.print(mask(text.line(outcome), secrets))
+
+        runner = Runner(bench, tell)
         outcomes = list(runner.run(chosen))
         machine = _machine(bench, settings)
         if machine is not None:
@@ -190,9 +197,10 @@ def _run(settings: Settings, json_file: Path | None, html_file: Path | None, *, 
             seconds=time.monotonic() - clock,
             machine=None if machine is None else {"visits": dict(machine.visits), "unvisited": list(machine.unvisited)},
         )
-    _write(made.data, json_file, html_file)
-    text.failures(console, made.data)
-    text.verdict(console, made.data)
+    data = masked(made.data, secrets)
+    _write(data, json_file, html_file)
+    text.failures(console, data)
+    text.verdict(console, data)
     return summary.exit_code
 
 

@@ -6,21 +6,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
+from conformance.masking import mask
 from conformance.wire import Exchange
 
 MAX_TEXT = 1500
 
 
-def mask(text: str, secrets: Iterable[str]) -> str:
-    """Replace every secret in a text."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, "***")
-    return text
-
-
 def curl(exchange: Exchange, secrets: Iterable[str] = ()) -> str:
     """Return an exchange as a curl command line."""
+    known = tuple(secrets)
     words = ["curl", "-s"]
     if exchange.method != "GET":
         words += ["-X", exchange.method]
@@ -31,10 +25,10 @@ def curl(exchange: Exchange, secrets: Iterable[str] = ()) -> str:
         elif lowered not in {"content-length", "host"}:
             words += ["-H", f"{name}: {value}"]
     if exchange.request_body:
-        words += ["-d", exchange.request_body.decode("utf-8", "backslashreplace")[:MAX_TEXT]]
+        words += ["-d", mask(exchange.request_body.decode("utf-8", "backslashreplace"), known)[:MAX_TEXT]]
     words.append(exchange.url)
     line = " ".join('"Authorization: Bearer $TOKEN"' if "$TOKEN" in word else shlex.quote(word) for word in words)
-    return mask(line, secrets)
+    return mask(line, known)
 
 
 def answer(exchange: Exchange, secrets: Iterable[str] = ()) -> str:
@@ -42,6 +36,7 @@ def answer(exchange: Exchange, secrets: Iterable[str] = ()) -> str:
     note = f"  ({exchange.note})" if exchange.note else ""
     if exchange.status is None:
         return f"no reply{note}"
-    text = exchange.response_body.decode("utf-8", "backslashreplace")
+    known = tuple(secrets)
+    text = mask(exchange.response_body.decode("utf-8", "backslashreplace"), known)  # Before it is cut: a half stays.
     shown = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
-    return mask(f"{exchange.status} {shown} in {exchange.seconds * 1000:.0f} ms{note}", secrets)
+    return f"{exchange.status} {shown} in {exchange.seconds * 1000:.0f} ms{mask(note, known)}"

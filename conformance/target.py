@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from conformance.errors import NotOffered, TargetUnreachable, TimedOut
 from conformance.failpoints import FailPoints, read_declaration
+from conformance.masking import mask
 from conformance.patience import Patience
 from conformance.target_file import TargetFile, fill
 
@@ -216,16 +217,24 @@ class ProcessTarget(Target):
         def announced() -> Any:
             if not self.running:
                 self._close_log()
-                raise TargetUnreachable(f"the Gym ended while starting; its log ends with:\n{self.logs()[-2000:]}")
+                raise TargetUnreachable(f"the Gym ended while starting; {self._last_words()}")
             return announce.exists() and json.loads(announce.read_text())
 
         try:
             found = self.patience.until(announced, "the Gym announces its servers", within_s=START_WITHIN_S)
         except TimedOut as error:
             self.kill()
-            raise TargetUnreachable(f"{error}; its log ends with:\n{self.logs()[-2000:]}") from error
+            raise TargetUnreachable(f"{error}; {self._last_words()}") from error
         self._announced = [Endpoint(row["url"], row.get("name"), row.get("pid")) for row in found["participants"]]
         self.bystanders = [str(url) for url in found.get("bystanders", ())]
+
+    def _last_words(self) -> str:
+        return "its log ends with:\n" + mask(self.logs(), self.secrets)[-2000:]
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Every token that the Gym was started with."""
+        return (*self.tokens.values(), self.policy_token)
 
     @contextlib.contextmanager
     def tokenless(self, *more: str) -> Iterator[list[Endpoint]]:

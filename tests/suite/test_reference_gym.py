@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -57,6 +58,19 @@ def test_by_url_with_a_shared_directory_and_a_world(gym: ProcessTarget, tmp_path
     assert code == 0, output
     assert {row["name"]: row["status"] for row in report["checks"]} == dict.fromkeys(CHOSEN, "passed")  # type: ignore[attr-defined]
     written = page.read_text() + json.dumps(report) + output
+    assert [token for token in gym.tokens.values() if token in written] == []
+
+
+def test_what_a_gym_says_of_a_token_is_struck_out_of_the_report(gym: ProcessTarget, tmp_path: Path) -> None:
+    """C75: a Gym says a token in its replies (here: something that it always says); the failed check does not."""
+    page = tmp_path / "report.html"
+    url = f"{gym.endpoints[0].url}/gym-checkpoint/v1/capabilities"
+    said = httpx.get(url, headers={"Authorization": f"Bearer {gym.tokens['control']}"}).json()["incarnation"]
+    gym.tokens["data"] = said
+    code, report, output = run(gym, tmp_path / "report.json", "--html", str(page), *only("no_token_is_ever_said"))
+    assert code == 1, output
+    written = page.read_text() + json.dumps(report) + output
+    assert "***" in written, "it was there"
     assert [token for token in gym.tokens.values() if token in written] == []
 
 
