@@ -134,7 +134,8 @@ def ready_at(
     """Prepare one participant and judge that it becomes ready."""
     reply = (controller or case.controller).prepare(participant, checkpoint_id, **kwargs)
     case.accepted(reply, f"{participant.name} accepts prepare")
-    case.equal(True, reply["ready"], f"{participant.name} is ready (blockers {reply['blockers'][:3]})")
+    what = f"{participant.name} is ready (blockers {reply['blockers'][:3]})"
+    case.equal(True, reply["ready"], what, "CKPT-PREP-002")
     return reply
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log's writer gathers changes for a moment, and what depends on them leaves before it has written them."""
+"""The log's writer gathers changes for a moment, and what depends on them leaves before it has written them.
+
+Whatever was answered may be forgotten by the next life: boundaries, and what became of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,17 @@ from tests.mutants.seam import wrap
 TARGETS = "durability"
 SHOWS = "crash"
 LOG = True
-BREAKS = ("CKPT-DIR-023", "CKPT-ID-020", "CKPT-PHASE-015")
+BREAKS = (
+    "CKPT-DIR-023",
+    "CKPT-ID-020",
+    "CKPT-PHASE-009",
+    "CKPT-PHASE-011",
+    "CKPT-PHASE-013",
+    "CKPT-PHASE-015",
+    "CKPT-CKID-010",
+    "CKPT-CTRL-007",
+    "CKPT-FENCE-004",
+)
 GATHERS_S = 0.02
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A restored result is parsed and written anew: the same JSON value, other bytes than its receipt names.
 
-A second cycle ends at a restore that refuses the text, because it is not the one of its receipt (added after the first
-run: ENV-026).
+A second cycle ends at a restore that refuses the text, because it is not the one of its receipt: no rollout gets to
+its end through two cycles (ENV-006 and ENV-026 were added after the first runs).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.mutants.seam import wrap
 
 TARGETS = "feed"
 SHOWS = "answer"
-BREAKS = ("CKPT-RESULT-002", "CKPT-RESULT-004", "CKPT-FEED-016", "CKPT-RESTORE-021", "CKPT-ENV-026")
+BREAKS = ("CKPT-RESULT-002", "CKPT-RESULT-004", "CKPT-FEED-016", "CKPT-RESTORE-021", "CKPT-ENV-026", "CKPT-ENV-006")
 
 
 def apply() -> None:
