@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from examples.fastapi_gym.app import Settings, create_gym
-from reference_gym.participant import serve_uvicorn
+from reference_gym.participant import BoundaryLog, serve_uvicorn
 from reference_gym.participant.serving import Server, Signals, leave, serve_until_terminated
 
 
@@ -23,6 +23,7 @@ def main() -> str:
     parser.add_argument(
         "--data", type=Path, default=Path("fastapi-gym-data"), help="for snapshots without a shared disk"
     )
+    parser.add_argument("--log", type=Path, help="the boundary log: with it the Gym survives its own SIGKILL")
     parser.add_argument("--announce", type=Path, help="a file that says where the Gym listens")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--limits", type=json.loads, default={}, help="JSON, names as in the capabilities")
@@ -48,6 +49,7 @@ def main() -> str:
         control_token=control,
         data_token=data,
         policy_token=os.environ.get("GYM_POLICY_TOKEN") or None,
+        log=None if options.log is None else BoundaryLog(options.log),
     )
     asyncio.run(serve(settings, options.port, options.announce))
     leave(0)
@@ -57,8 +59,11 @@ async def serve(settings: Settings, port: int, file: Path | None) -> None:
     """Serve until SIGTERM, and drain."""
     signals = Signals()
     gym = create_gym(settings)
+    if settings.log is not None:
+        await settings.log.open(gym.participant)
     server = await serve_uvicorn.start(gym, gym.participant, port=port)
     announce(server, file)
+    gym.participant.go_on()
     await serve_until_terminated(server, signals)
 
 

@@ -19,6 +19,7 @@ from examples.fastapi_gym.agent import MOST_TURNS, ToolAgent
 from examples.fastapi_gym.environment import Game, Pig
 from reference_gym.participant import (
     AgentInfo,
+    BoundaryLog,
     EffectCall,
     Limits,
     Participant,
@@ -53,6 +54,7 @@ class Settings:
     control_token: str | None = field(default=None, repr=False)
     data_token: str | None = field(default=None, repr=False)
     policy_token: str | None = field(default=None, repr=False)
+    log: BoundaryLog | None = None
 
 
 class PolicyAddress(BaseModel):
@@ -96,13 +98,16 @@ def create_gym(settings: Settings) -> Application:
     http = PolicyHttp(settings.policy_token, POLICY_CALL_S)
     client = PolicyClient(http, config.limits.policy_retry_ms, time.monotonic)
     agent = ToolAgent(environments, client)
-    participant = Participant(config, agent=agent)
+    participant = Participant(config, agent=agent, journal=None if settings.log is None else settings.log.journal)
     open_time = OpenTime(participant.gate, time.monotonic)
 
     def load(environment: str, saved: Any, _rollout: Restored) -> Any:
         return environments[environment].load(saved)
 
-    agent.connect(Sessions(participant, load), open_time.now)
+    def contained(_environment: str, tool: str) -> bool:
+        return tool != "world"  # Every other tool changes nothing but its session, which ends with the process.
+
+    agent.connect(Sessions(participant, load, contained=contained), open_time.now)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

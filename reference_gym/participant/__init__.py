@@ -9,6 +9,7 @@ with retries and time budgets, and ``serving`` ends the process as it should; ``
 
 from __future__ import annotations
 
+from reference_gym.participant.boundary_log import BoundaryLog
 from reference_gym.participant.config import (
     AgentInfo,
     EnvironmentInfo,
@@ -41,6 +42,7 @@ from reference_gym.participant.state import (
 __all__ = [
     "Agent",
     "AgentInfo",
+    "BoundaryLog",
     "Caller",
     "CannotContinue",
     "Captured",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole crash test, as a table: ``python -m tests.gym.crash [--seed N] [--kills N] [--form one|three]``; bounded.
 
-Every fail point of every process is visited with SIGKILL, then a busy Gym is killed at random instants. Exit code 1 if
-a point was never reached with an unfinished rollout holding a turn, or if anything that was acknowledged is missing.
+Every fail point of every process is visited with SIGKILL, and those of one process fail or take long instead; then a
+busy Gym is killed at random instants. Exit code 1 if a point was never reached with an unfinished rollout holding a
+turn, or if anything that was acknowledged is missing.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from reference_gym.participant.failpoints import points_of
+from tests.gym.crash.endure import endure
 from tests.gym.crash.lives import ROLES
-from tests.gym.crash.points import Verdict, all_visits, visit_all
+from tests.gym.crash.points import Verdict, Visit, all_visits, visit_all
 from tests.gym.crash.soak import Lives, soak
 
 
@@ -32,21 +37,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=200, help="kills at random instants, of each form")
     parser.add_argument("--form", choices=[*ROLES], default=None, help="one form alone")
-    parser.add_argument("--points", default="", help="only points that begin so; `none`: no point")
+    parser.add_argument("--points", default="", help="only points that begin so")
+    parser.add_argument("--actions", nargs="*", default=["kill", "raise", "delay"], choices=["kill", "raise", "delay"])
     parser.add_argument("--at-once", type=int, default=2, help="how many visits at the same time")
     parser.add_argument("--json", type=Path, default=Path("build/gym-crash.json"))
     parser.add_argument("--limit", type=float, default=3000.0, help="seconds for everything")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="crash-") as name:
-        verdicts, lives = asyncio.run(asyncio.wait_for(_run(Path(name), options), options.limit))
-    red = [verdict for verdict in verdicts if not verdict.sound]
-    _show(verdicts, lives)
+        verdicts, faults, lives = asyncio.run(asyncio.wait_for(_run(Path(name), options), options.limit))
+    red = [verdict for verdict in (*verdicts, *chain(*faults.values())) if not verdict.sound]
+    _show(verdicts, faults, lives)
     told = {
         "seed": options.seed,
         "seconds": round(time.monotonic() - began, 1),
         "points": [asdict(verdict) | {"word": verdict.word} for verdict in verdicts],
         "red": [asdict(verdict) for verdict in red],
+        "faults": {
+            action: [asdict(verdict) | {"word": verdict.word} for verdict in each] for action, each in faults.items()
+        },
         "soaks": {form: asdict(life) for form, life in lives.items()},
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +63,7 @@ def main() -> int:
     return 1 if red or any(life.fault for life in lives.values()) else 0
 
 
-def _show(verdicts: Sequence[Verdict], lives: dict[str, Lives]) -> None:
+def _show(verdicts: Sequence[Verdict], faults: dict[str, list[Verdict]], lives: dict[str, Lives]) -> None:
     console = Console(width=160)
     table = Table("fail point", "form", "process", "visit", "hit", "held a turn", "incarnation", "verdict")
     for verdict in sorted(verdicts, key=lambda each: each.sound):
@@ -65,6 +74,9 @@ def _show(verdicts: Sequence[Verdict], lives: dict[str, Lives]) -> None:
     console.print(table)
     red = sum(not verdict.sound for verdict in verdicts)
     console.print(f"{len(verdicts)} visits of {len({each.visit.point for each in verdicts})} points, {red} red")
+    for action, each in faults.items():
+        wrong = [f"{verdict.visit.point}: {verdict.word}" for verdict in each if not verdict.sound]
+        console.print(f"{action}: {len(each)} points of one process, {len(wrong)} red", *wrong, sep="\n  ")
     for form, life in lives.items():
         fault = "" if life.fault is None else f": {life.fault}"
         told = f"{life.kills} kills, {life.turns} finished turns, {life.lost} lost, {life.renewed} new incarnations"
@@ -76,18 +88,28 @@ def _say(verdict: Verdict) -> None:
     print(f"{at.form} {at.victim} {at.point}:{at.nth} {verdict.word}", file=sys.stderr, flush=True)  # noqa: T201 - progress
 
 
-async def _run(directory: Path, options: argparse.Namespace) -> tuple[list[Verdict], dict[str, Lives]]:
+async def _run(
+    directory: Path, options: argparse.Namespace
+) -> tuple[list[Verdict], dict[str, list[Verdict]], dict[str, Lives]]:
     visits = [
         at
         for at in all_visits(options.seed)
         if options.form in (None, at.form) and at.point.startswith(options.points or "")
     ]
-    verdicts = await visit_all(directory, visits, options.at_once, seen=_say)
+    random.Random(options.seed).shuffle(visits)  # So that a run that is broken off has seen a bit of everything.
+    verdicts = await visit_all(directory, visits, options.at_once, _say) if "kill" in options.actions else []
+    faults: dict[str, list[Verdict]] = {}
+    for action in [each for each in options.actions if each != "kill"]:
+        faults[action] = []
+        for point in [each for each in points_of("all") if each.startswith(options.points or "")]:
+            verdict = await endure(directory / f"{action}-{point}", Visit("one", "all", point), action)
+            _say(verdict)
+            faults[action].append(verdict)
     lives: dict[str, Any] = {}
     if options.kills:
         for form in [options.form] if options.form else [*ROLES]:
             lives[form] = await soak(directory / f"soak-{form}", form, options.kills, options.seed)
-    return verdicts, lives
+    return verdicts, faults, lives
 
 
 if __name__ == "__main__":

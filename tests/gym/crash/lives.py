@@ -101,7 +101,7 @@ class MortalGym(RunningGym):
     watched: dict[str, Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.watched = {role: Watched(owns_rollouts=role == "agent") for role in self.roles}
+        self.watched = {role: Watched(owns_rollouts=role == "agent", judges=self.judged) for role in self.roles}
         if self.processes == "three":
             self.ports = _free_ports(self.roles)
 

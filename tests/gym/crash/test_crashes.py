@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gym.crash.endure import endure
 from tests.gym.crash.lives import ROLES
 from tests.gym.crash.points import POINTS, Visit, all_visits, visit
 from tests.gym.crash.soak import soak
@@ -24,6 +25,7 @@ ALWAYS = [
     Visit("three", "model", "part.changed"),
 ]
 MORE = 5
+APART = {name for name, point in POINTS.items() if point.apart}
 
 
 def chosen() -> list[Visit]:
@@ -58,3 +60,11 @@ async def test_a_gym_that_waits_for_no_write_is_found_out(tmp_path: Path) -> Non
     """The crash test can fail: replies and policy calls that leave too early cost a turn or a result."""
     lives = await soak(tmp_path / "soak", "one", 10, SEED, broken="nobody_waits")
     assert lives.fault is not None
+
+
+@pytest.mark.parametrize("action", ["raise", "delay"])
+@pytest.mark.parametrize("point", random.Random(SEED).sample(sorted(POINTS.keys() - APART), 3))
+async def test_a_step_that_fails_or_takes_long_stops_no_gym(point: str, action: str, tmp_path: Path) -> None:
+    """C44, N20: an error like that of a disk, or half a second, at a named point: everything works afterwards."""
+    verdict = await endure(tmp_path / "gym", Visit("one", "all", point), action)
+    assert verdict.sound, verdict

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from tests.gym.crash.lives import MortalGym
-from tests.gym.running import FORMS, task_of
+from tests.gym.crash.lives import ROOT, MortalGym
+from tests.gym.running import FORMS, RunningGym, environment, task_of
 from tests.gym.stubs import PolicyStub, WorldStub, until, until_async
 
 SCRIPT = [
@@ -174,3 +178,40 @@ async def test_a_server_that_dies_alone_loses_nothing(role: str, tmp_path: Path)
             await gym.raw(each, "GET", "/capabilities")
         assert before == gym.incarnations
     assert whole["body"] == found["body"]
+
+
+async def test_a_gym_of_its_own_kind_survives_with_the_kit(tmp_path: Path) -> None:
+    """C25: the FastAPI example started with `--log` is killed: its rollout goes on, and no finished turn is redone."""
+    async with PolicyStub([[("roll", {})], [("roll", {})], [("bank", {})], "done"]) as policy:
+        gym = ExampleGym(tmp_path, "one")
+        try:
+            await gym.start()
+            await gym.adopt()
+            policy.hold("r", 3)
+            await gym.begin_rollout("r", {"seed": 7, "goal": 20}, policy.address, environment="pig")
+            await until(lambda: "3" in policy.turns_of("r"), "turn 3 is asked")
+            before = dict(gym.incarnations)
+            await gym.kill()
+            policy.release("r", 3)
+            await gym.start()
+            await gym.result_of("r")
+            assert before == gym.incarnations
+        finally:
+            await gym.close()
+    assert ["1", "2", "3", "3"] == policy.turns_of("r")[:4]
+
+
+class ExampleGym(RunningGym):
+    """The FastAPI example in its own process."""
+
+    async def start(self, *more: str) -> None:
+        """Start it and wait until it listens."""
+        self.announce_file.unlink(missing_ok=True)
+        told = {"--storage": "snapshots", "--data": "uploads", "--log": "log", "--announce": self.announce_file.name}
+        words = [word for key, name in told.items() for word in (key, str(self.directory / name))]
+        command = [sys.executable, "-m", "examples.fastapi_gym", *words, *more]
+        with self.log_file.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(*command, stderr=log, env=environment(), cwd=ROOT)
+        await until(self.announce_file.exists, "the example listens")
+        self.announced = json.loads(self.announce_file.read_text())
+        self.http = self.http or aiohttp.ClientSession()
