@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import importlib.util
 import json
 import os
 import random
@@ -25,14 +24,16 @@ import typer
 from rich.console import Console
 
 from conformance import registry, replay, report
-from conformance.errors import SuiteError, SuiteFault, TargetUnreachable, UsageError
+from conformance.errors import Failed, SuiteError, SuiteFault, TargetUnreachable, UsageError
+from conformance.machine_checks import MACHINE_CHECKS
 from conformance.masking import mask, masked
+from conformance.registry import Check
 from conformance.report import text
-from conformance.runner import Runner, Settings, choose, open_bench
+from conformance.runner import Runner, Settings, choose, narrowed, open_bench
 from conformance.verdict import Outcome, judge
 from spec import load
 
-EXIT_USAGE, EXIT_FAULT, EXIT_UNREACHABLE = 2, 3, 5
+EXIT_FAILED, EXIT_USAGE, EXIT_FAULT, EXIT_UNREACHABLE = 1, 2, 3, 5
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Judges a Gym in any language by its URL.")
 console = Console(soft_wrap=True, highlight=False)
@@ -131,6 +132,10 @@ def _settings(
         raise typer.BadParameter("give --url (level 0) or --target (level 1)")
     if target is not None:
         return Settings(target_file=target)
+    for one in url or ():
+        place = urlsplit(one)
+        if place.scheme not in ("http", "https") or not place.hostname or place.path.strip("/") or place.query:
+            raise typer.BadParameter(f"{one!r} is no address of a server: give http://HOST:PORT, without a path")
     control = os.environ.get(token_env)
     data = os.environ.get(data_token_env, control)
     tokens = {name: value for name, value in (("control", control), ("data", data)) if value}
@@ -160,6 +165,11 @@ def _guarded(settings: Settings, json_file: Path | None, html_file: Path | None,
     except UsageError as error:
         console.print(f"[red]usage:[/] {error}")
         return EXIT_USAGE
+    except Failed as error:
+        # Before there is a report: discovery itself.
+        console.print(f"[red]not conformant:[/] {', '.join(error.requirements)}: {error.what}")
+        console.print(f"  expected: {error.expected}\n  got:      {error.got}", markup=False)
+        return EXIT_FAILED
     except (SuiteFault, SuiteError) as error:
         console.print(f"[magenta]the suite itself went wrong:[/] {type(error).__name__}: {error}")
         return EXIT_FAULT
@@ -168,8 +178,8 @@ def _guarded(settings: Settings, json_file: Path | None, html_file: Path | None,
 def _run(settings: Settings, json_file: Path | None, html_file: Path | None, *, quiet: bool) -> int:
     specification = load()
     checks = registry.all_checks()
-    chosen = choose(checks, settings)
-    if not chosen and settings.only:
+    chosen, parts = choose(checks, settings), narrowed(MACHINE_CHECKS, settings)
+    if not chosen and not parts and settings.only:
         raise UsageError(f"no check, chapter or requirement is called {', '.join(settings.only)}")
     started, clock = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.monotonic()
     with open_bench(settings, specification) as bench:
@@ -182,7 +192,9 @@ def _run(settings: Settings, json_file: Path | None, html_file: Path | None, *, 
 
         runner = Runner(bench, tell)
         outcomes = list(runner.run(chosen))
-        machine = _machine(bench, settings)
+        if runner.gone is not None:
+            console.print(f"[red]the Gym ended during {runner.gone}[/]: nothing after it could be judged")
+        machine = _machine(bench, settings, parts) if parts and runner.gone is None else None
         if machine is not None:
             outcomes += machine.outcomes
         summary = judge(specification.requirements, outcomes, bench.gym.profiles)
@@ -204,13 +216,10 @@ def _run(settings: Settings, json_file: Path | None, html_file: Path | None, *, 
     return summary.exit_code
 
 
-def _machine(bench: Any, settings: Settings) -> Any:
-    """Run the state machine, unless single checks were asked for."""
-    wanted = not settings.only or "machine" in settings.only
-    if not wanted or "machine" in settings.skip or importlib.util.find_spec("conformance.machine") is None:
-        return None
+def _machine(bench: Any, settings: Settings, parts: list[Check]) -> Any:
+    """Run the parts of the state machine; it is imported late, because the other commands do not need it."""
     module = importlib.import_module("conformance.machine")
-    return module.run(bench, seed=settings.seed, budget=settings.budget)
+    return module.run(bench, seed=settings.seed, budget=settings.budget, parts=parts)
 
 
 def _write(data: dict[str, Any], json_file: Path | None, html_file: Path | None) -> None:

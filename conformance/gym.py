@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from conformance.controller import Controller, Participant
-from conformance.errors import Lost, SuiteFault, TargetUnreachable
+from conformance.errors import Lost, ResponseViolation, SuiteFault, TargetUnreachable
 from conformance.wire import Wire
 
 CONFORMANCE = "conformance"
@@ -30,6 +30,7 @@ class Gym:
         """Ask every URL, and every participant that an answer lists, for its capabilities.
 
         Raises:
+            ResponseViolation: a participant answers, and its answer does not fit openapi.yaml.
             TargetUnreachable: no URL answers, or none of them is a participant.
         """
         waiting, seen, found = list(urls), set[str](), dict[str, Participant]()
@@ -44,7 +45,14 @@ class Gym:
                 raise TargetUnreachable(f"{url} does not answer: {error}") from error
             if reply.status == 404:
                 continue
-            wire.judge_reply(reply, "getCapabilities")
+            try:
+                wire.judge_reply(reply, "getCapabilities")
+            except ResponseViolation as error:
+                if reply.incarnation is None:
+                    said = f"{reply.status} {reply.headers.get('content-type', 'without a media type')}"
+                    text = f"{url} answers discovery, but not as a participant of this protocol: {said}, {reply.brief}"
+                    raise TargetUnreachable(text) from error
+                raise
             if not reply.ok:
                 raise TargetUnreachable(f"{url} refuses discovery: {reply.brief}")
             participant = Participant(wire, url, reply.json)

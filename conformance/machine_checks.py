@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from conformance import registry
 from conformance.registry import Check
@@ -94,3 +94,7 @@ PROCESS = _check(
     "CKPT-ID-027",
     level=1,
 )
+
+
+MACHINE_CHECKS: Final = (CYCLES, WALK, TABLE, PROCESS)
+"""All of them, in the order in which they are run."""

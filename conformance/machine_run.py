@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from conformance import curl, machine_tour
 from conformance.case import Bench
 from conformance.errors import Failed, Lost, NotOffered, SuiteError, SuiteFault
-from conformance.machine_checks import CYCLES, PROCESS, TABLE, WALK
+from conformance.machine_checks import CYCLES, MACHINE_CHECKS, PROCESS, TABLE, WALK
 from conformance.machine_orders import Driver
 from conformance.machine_outside import KINDS
 from conformance.process_machine import ProcessMachine
@@ -159,18 +159,21 @@ class Run:
 
     # --- the three parts ---
 
-    def report(self) -> MachineReport:
-        """Run all that the budget gives and return what was seen."""
+    def report(self, parts: Collection[Check] = MACHINE_CHECKS) -> MachineReport:
+        """Run the parts that the budget gives and return what was seen."""
         artifacts = "artifacts_http" in self.bench.gym.features
         cells = machine_tour.cells(self.bench.spec.machine, artifacts=artifacts)
         reason = self._not_applicable()
         if reason is not None:
-            outcomes = [Outcome(check, None, "not_applicable", reason=reason) for check in (CYCLES, WALK, TABLE)]
-            return MachineReport(outcomes, {}, cells)
-        outcomes = [self.cycles(), self.walks()]
-        if self.allowance.tours:
+            return MachineReport([Outcome(one, None, "not_applicable", reason=reason) for one in parts], {}, cells)
+        outcomes = []
+        if CYCLES in parts:
+            outcomes.append(self.cycles())
+        if WALK in parts:
+            outcomes.append(self.walks())
+        if TABLE in parts and self.allowance.tours:
             outcomes.append(self._scripted(TABLE, lambda walk: self._tour(walk, cells)))
-        if self.allowance.process_seconds:
+        if PROCESS in parts and self.allowance.process_seconds:
             outcomes.append(self._process())
         unvisited = [name for name in cells if not self.visits[name]]
         steps = sum(len(transcript.steps) for transcript in self.transcripts)
@@ -355,7 +358,12 @@ def _passed_once(outcome: Outcome) -> Failure:
 
 
 def run(
-    bench: Bench, *, seed: int, budget: BudgetName = "default", machine: type[CheckpointMachine] | None = None
+    bench: Bench,
+    *,
+    seed: int,
+    budget: BudgetName = "default",
+    machine: type[CheckpointMachine] | None = None,
+    parts: Collection[Check] = MACHINE_CHECKS,
 ) -> MachineReport:
     """Run the state machine against a Gym.
 
@@ -364,7 +372,8 @@ def run(
         seed: of the first batch.
         budget: `quick`, `demo` or `default`.
         machine: a subclass to run instead.
+        parts: which of its checks are run.
     """
     from conformance.machine import CheckpointMachine  # the two modules name each other
 
-    return Run(bench, machine or CheckpointMachine, seed=seed, budget=budget).report()
+    return Run(bench, machine or CheckpointMachine, seed=seed, budget=budget).report(parts)

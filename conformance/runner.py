@@ -17,7 +17,7 @@ from pathlib import Path
 from conformance import curl
 from conformance.case import Bench, Case
 from conformance.controller import Participant
-from conformance.errors import Failed, Lost, NotOffered, SuiteError, SuiteFault, TargetUnreachable
+from conformance.errors import Failed, Lost, LostRequest, NotOffered, SuiteError, SuiteFault, TargetUnreachable
 from conformance.gym import CONFORMANCE, Gym
 from conformance.judge import Judge
 from conformance.loopback import Loopback
@@ -100,18 +100,23 @@ def _target(settings: Settings, work_dir: Path, world: World, patience: Patience
 
 def choose(checks: Mapping[str, Check], settings: Settings) -> list[Check]:
     """Return the checks of a budget, narrowed by `only` and `skip`, in the order of the seed."""
+    chosen = narrowed(
+        [check for check in checks.values() if settings.only or settings.budget in check.budgets], settings
+    )
+    random.Random(settings.seed).shuffle(chosen)
+    # Checks that end the process come last: whatever they break cannot touch the others.
+    return sorted(chosen, key=lambda check: check.level)
+
+
+def narrowed(checks: Sequence[Check], settings: Settings) -> list[Check]:
+    """Return those checks that `only` and `skip` leave, by name, chapter or requirement."""
 
     def named(check: Check, words: Sequence[str]) -> bool:
         chapters = (check.chapter, check.chapter.partition("_")[0])
         return any(word in (check.name, *chapters, *check.requirements) for word in words)
 
-    chosen = [check for check in checks.values() if settings.only or settings.budget in check.budgets]
-    if settings.only:
-        chosen = [check for check in chosen if named(check, settings.only)]
-    chosen = [check for check in chosen if not named(check, settings.skip)]
-    random.Random(settings.seed).shuffle(chosen)
-    # Checks that end the process come last: whatever they break cannot touch the others.
-    return sorted(chosen, key=lambda check: check.level)
+    left = [check for check in checks if not settings.only or named(check, settings.only)]
+    return [check for check in left if not named(check, settings.skip)]
 
 
 class Runner:
@@ -128,6 +133,8 @@ class Runner:
         self._on_outcome = on_outcome
         self._numbers = itertools.count(1)
         self._again = FAILURES_RUN_AGAIN
+        self.gone: str | None = None
+        """The check during which the Gym ended, if it cannot be started again."""
 
     def run(self, checks: Sequence[Check]) -> list[Outcome]:
         """Run the checks; every one yields at least one outcome."""
@@ -136,8 +143,30 @@ class Runner:
                 outcome = self._judged(check, participant)
                 self.outcomes.append(outcome)
                 self._on_outcome(outcome)
+                if outcome.status in ("failed", "fault") and not self._answers():
+                    self._after_its_end(check)
+                if self.gone is not None:
+                    return self.outcomes
         self._leave()
         return self.outcomes
+
+    def _answers(self) -> bool:
+        """Say whether every participant still accepts connections."""
+        try:
+            for participant in self.bench.gym.participants:
+                self.bench.wire.raw("GET", participant.url, plane="none")
+        except LostRequest:
+            return False
+        except Lost:
+            return True
+        return True
+
+    def _after_its_end(self, check: Check) -> None:
+        """Start a Gym again that ended during a check; where that is not ours to do, nothing more can be judged."""
+        if isinstance(self.bench.target, ProcessTarget):
+            self.recover()
+        else:
+            self.gone = check.name
 
     def _leave(self) -> None:
         """End what a last check may have left open."""

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner
 
 from conformance.cli import app
-from conformance.loopback import Loopback
+from conformance.loopback import Listener, Loopback
 from conformance.patience import Patience
 from conformance.target import ProcessTarget, TargetFile
 from conformance.world import World
@@ -110,3 +111,28 @@ def test_usage_and_unreachable_targets_have_exit_codes(tmp_path: Path) -> None:
     silent = tmp_path / "silent.yaml"
     silent.write_text(f"start: [{sys.executable}, -c, 'raise SystemExit(3)']")
     assert CliRunner().invoke(app, ["run", "--target", str(silent)]).exit_code == 5
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:8000/gym-checkpoint/v1", "ftp://127.0.0.1"])
+def test_what_is_no_address_of_a_server_is_a_usage_error(url: str) -> None:
+    """Exit code 2, before anything is sent."""
+    result = CliRunner().invoke(app, ["run", "--url", url])
+    assert (2, True) == (result.exit_code, "HOST:PORT" in result.output)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code", "said"), [({}, 5, "not as a participant"), ({"Gym-Incarnation": "i"}, 1, "CKPT-ERR-039")]
+)
+def test_a_server_that_answers_rubbish(headers: dict[str, str], code: int, said: str) -> None:
+    """Some other server is an unreachable target; a participant whose capabilities do not fit is not conformant."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="<html>It works!</html>", content_type="text/html", headers=headers)
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    with Loopback() as loopback:
+        listener = Listener(loopback, application)
+        result = CliRunner().invoke(app, ["run", "--url", listener.url])
+        listener.close()
+    assert (code, True) == (result.exit_code, said in result.output), result.output

@@ -12,9 +12,10 @@ import pytest
 
 from conformance.case import Bench, Case
 from conformance.errors import Failed, LostReply, NotOffered
+from conformance.machine_checks import MACHINE_CHECKS
 from conformance.patience import Patience
 from conformance.registry import Check
-from conformance.runner import FAILURES_RUN_AGAIN, Runner, Settings, choose
+from conformance.runner import FAILURES_RUN_AGAIN, Runner, Settings, choose, narrowed
 from conformance.verdict import Outcome
 from conformance.wire import Wire
 from conformance.witness import Witness
@@ -162,3 +163,32 @@ def test_checks_are_chosen_by_budget_name_chapter_and_requirement() -> None:
     for word in ("lifecycle", "lifecycle_gate", "CKPT-A-002"):
         assert len(choose(checks, Settings(only=(word,)))) == 2
     assert ["two"] == [found.name for found in choose(checks, Settings(skip=("one",)))]
+
+
+def test_a_gym_that_ends_ends_the_run(bench: Bench) -> None:
+    """At level 0 nobody can start it again: what comes after the check is not judged, and nothing is blamed for it."""
+    gone: Any = SimpleNamespace(url="http://127.0.0.1:9", name="gym")
+    seen = []
+
+    def fails(case: Case) -> None:
+        seen.append(case.name)
+        bench.gym.participants = [gone]
+        raise LostReply("nobody answers")
+
+    def after(case: Case) -> None:
+        seen.append(case.name)
+
+    runner = Runner(bench)
+    outcomes = runner.run([check(fails), check(after)])
+    assert (["failed"], "fails") == ([outcome.status for outcome in outcomes], runner.gone)
+    assert {"fails"} == set(seen)
+
+
+def test_parts_of_the_machine_are_chosen_as_checks_are() -> None:
+    """By name, as the command that repeats a failure does, by chapter, and by requirement."""
+    names = [
+        [one.name for one in narrowed(MACHINE_CHECKS, Settings(only=(word,)))] for word in ("machine_walk", "machine")
+    ]
+    assert [["machine_walk"], [one.name for one in MACHINE_CHECKS]] == names
+    assert "machine_process" in [one.name for one in narrowed(MACHINE_CHECKS, Settings(only=("CKPT-PHASE-013",)))]
+    assert [] == narrowed(MACHINE_CHECKS, Settings(skip=("machine",)))
