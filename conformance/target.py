@@ -103,6 +103,7 @@ class ProcessTarget(Target):
         self._log: IO[bytes] | None = None
         self._announced: list[Endpoint] = []
         self.bystanders: list[str] = []
+        self.remembers = True  # Until a check has seen that a killed Gym does not know its state again.
         shared.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- facts ---

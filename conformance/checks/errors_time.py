@@ -61,12 +61,12 @@ def _ended_early(case: Case, reply: Reply, what: str, key: str) -> None:
     case.equal(True, reply.json.get("continues"), f"{what}: the work goes on", "CKPT-TIME-013")
 
 
-@check("CKPT-TIME-004", "CKPT-RESUME-002", profile="checkpoint", each="participant", features=COMMON, storage=True)
+@check("CKPT-TIME-004", "CKPT-RESUME-002", profile="checkpoint", features=COMMON, storage=True)
 def a_resume_without_time_opens_or_says_so(case: Case) -> None:
     """A resume with timeout_ms 0 during the commit: 200 with the gate open, or 504, and it opens by itself."""
-    c, p = case.controller, case.p
+    c, p = case.controller, case.sessions
     big(case)
-    open_id = prepared_at(case)
+    open_id = prepared_at(case, p)
     target, _ = target_for(case, p, open_id)
     writing = case.wire.background(lambda: c.commit(p, open_id, target))
     case.until(lambda: p.status()["phase"] != "prepared", "the commit has begun")

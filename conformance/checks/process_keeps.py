@@ -6,10 +6,9 @@ from __future__ import annotations
 import shutil
 
 from conformance.case import Case
-from conformance.checks.process import rediscover, rediscover_quietly
+from conformance.checks.process import born_again, must_remember, rediscover
 from conformance.controller import Json
 from conformance.cuts import committed_at, restored_at, take_cut
-from conformance.errors import NotOffered
 from conformance.registry import check
 from conformance.script import add, grow, script
 
@@ -17,25 +16,6 @@ COMMON = ("conformance",)
 MOST_GROWN = 20_000_000
 """How large a record is made, in bytes, so that writing it takes longer than a message and a kill."""
 MEASURED = ("phase", "continues")
-
-
-def born_again(case: Case, *, quietly: bool = False) -> None:
-    """SIGKILL, start on the same data.
-
-    Args:
-        case: this one.
-        quietly: adopt no new controller.
-
-    Raises:
-        NotOffered: the owner of rollouts takes a new incarnation.
-    """
-    before = case.agent.capabilities["incarnation"]
-    case.step("SIGKILL the Gym, start it again on its data")
-    case.process.kill()
-    case.process.start()
-    (rediscover_quietly if quietly else rediscover)(case)
-    if case.agent.capabilities["incarnation"] != before:
-        raise NotOffered("it takes a new incarnation instead")
 
 
 @check(
@@ -128,6 +108,7 @@ def told(reply: Json) -> Json:
 @check("CKPT-ID-021", "CKPT-ID-020", profile="checkpoint", level=1, features=COMMON)
 def an_older_copy_is_another_life(case: Case) -> None:
     """The data of the Gym is put back from a copy while more has happened since: no incarnation is kept."""
+    must_remember(case)
     case.start_at(1)
     case.process.kill()
     older = case.bench.work_dir / f"{case.prefix}older"
@@ -138,7 +119,8 @@ def an_older_copy_is_another_life(case: Case) -> None:
     rediscover(case)
     kept = [p for p in case.gym.participants if p.capabilities["incarnation"] == before[p.name]]
     if not kept:
-        raise NotOffered("it takes a new incarnation each time")
+        case.process.remembers = False
+        must_remember(case)
     done, entry = case.finished(script("done"))
     case.equal(["released"], case.ack(entry["receipt"]), "the ACK")
     case.step("SIGKILL, put the older copy in the place of the data, start")

@@ -7,11 +7,11 @@ import contextlib
 import json
 
 from conformance.case import Case, Rollout
-from conformance.checks.process import rediscover, rediscover_quietly
+from conformance.checks.process import arise, born_again, must_remember, rediscover, rediscover_quietly
 from conformance.checks.snapshots_sources import verifies
 from conformance.controller import Json, Participant
 from conformance.cuts import committed_at, prepared_at, restore_cut, restored_at, take_cut, target_for
-from conformance.errors import Lost, NotOffered
+from conformance.errors import Lost
 from conformance.gym import Gym
 from conformance.registry import check
 from conformance.script import add, grow, script, world
@@ -301,12 +301,7 @@ def a_kill_in_restored_fences_what_was_installed(case: Case) -> None:
     cut = take_cut(case)
     case.release(rollout)
     lists = restore_cut(case, cut, resume=False)
-    before = case.agent.capabilities["incarnation"]
-    case.process.kill()
-    case.process.start()
-    rediscover(case)
-    if case.agent.capabilities["incarnation"] != before:
-        raise NotOffered("it takes a new incarnation instead")
+    born_again(case)
     case.equal("stale_attempt", case.outcome(done.item)["outcome"], "an installed result", "CKPT-PHASE-019")
     attempt = lists.next_attempts.get(rollout.rollout_id)
     if attempt is None:
@@ -321,14 +316,12 @@ def a_kill_in_restored_fences_what_was_installed(case: Case) -> None:
 @check("CKPT-GATE-023", profile="turn-recovery", level=1, features=COMMON)
 def budgets_stop_while_the_process_is_down(case: Case) -> None:
     """C28: down for longer than the whole budget: with the incarnation kept the rollout still succeeds."""
-    rollout = case.start_at(1, episode_ms=2500)
-    before = case.agent.capabilities["incarnation"]
+    must_remember(case)
+    budget_ms = case.patience.ms(1_200)
+    rollout = case.start_at(1, episode_ms=budget_ms)
+    case.step("SIGKILL the Gym, and leave it down for longer than the budget")
     case.process.kill()
     case.release(rollout)  # It asks again as soon as it lives; what is judged is the time without a process.
-    case.step("down for 2.6 s")
-    case.patience.pause(2.6)
-    case.process.start()
-    rediscover(case)
-    if case.agent.capabilities["incarnation"] != before:
-        raise NotOffered("it takes a new incarnation instead")
+    case.patience.pause(budget_ms / 1000 + 0.1)
+    arise(case)
     case.body(rollout, "CKPT-GATE-023")

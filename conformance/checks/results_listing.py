@@ -189,7 +189,7 @@ def versions_and_references_of_the_policy_are_kept(case: Case) -> None:
 def a_read_that_waits_lands_in_the_new_feed(case: Case) -> None:
     """N19: a read waits while a reset makes a new feed: it is answered as a read of that feed."""
     page = case.agent.get_results()
-    waiting = case.wire.background(lambda: case.agent.get_results(after=page["next"], wait_ms=2500))
+    waiting = case.wire.background(lambda: case.agent.get_results(after=page["next"], wait_ms=1000))
     case.stays(lambda: not waiting.done(), "the read waits", for_s=0.1)
     reset(case)
     reply = case.accepted(waiting.result(), "the read that waited", "CKPT-FEED-018")
