@@ -29,6 +29,7 @@ def main() -> int:
     run.add_argument("--narrow", action="store_true", help="only the checks of what each breaks: a quick look")
     run.add_argument("--seed", type=int, default=1)
     run.add_argument("--timeout", type=float, default=420.0, help="seconds for one run of the suite")
+    run.add_argument("--resume", action="store_true", help="go on where a run of the same commit was cut short")
     run.add_argument("--output", type=Path, default=Path("build"))
     options = parser.parse_args()
     # Imported late: a Gym process needs nothing of the runner, and the runner nothing of the Gym.
@@ -55,6 +56,7 @@ def main() -> int:
             narrow=options.narrow,
             seed=options.seed,
             timeout_s=options.timeout,
+            resume=options.resume,
             output=options.output,
         )
     )

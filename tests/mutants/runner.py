@@ -51,6 +51,7 @@ class Plan:
             collateral then.
         seed: of the suite.
         timeout_s: how long one run may take, in seconds.
+        resume: whether runs that `mutants.json` holds already, of this commit and of this plan, are not made again.
         output: the directory of the reports.
     """
 
@@ -62,7 +63,13 @@ class Plan:
     narrow: bool = False
     seed: int = 1
     timeout_s: float = 420.0
+    resume: bool = False
     output: Path = Path("build")
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What has to be equal for the runs of two plans to belong together."""
+        return {name: getattr(self, name) for name in ("budget", "processes", "machine", "narrow", "seed")}
 
 
 @dataclass(frozen=True)
@@ -92,10 +99,11 @@ def run(plan: Plan) -> int:
         console.print(f"there is no mutant {', '.join(unknown)}")
         return 2
     chosen = [mutant for name, mutant in known.items() if not plan.only or name in plan.only]
-    jobs = _jobs(chosen, plan)
-    commit = _commit()
-    runs = run_all(jobs, plan, lambda done: _tell(chosen, done, plan, commit, complete=False))
-    summary, controls, rows = _tell(chosen, runs, plan, commit, complete=True)
+    jobs, commit = _jobs(chosen, plan), _commit()
+    earlier = _earlier(plan, commit) if plan.resume else []
+    left = [job for job in jobs if job.label not in {found.name for found in earlier}]
+    runs = run_all(left, plan, lambda done: _tell(chosen, [*earlier, *done], plan, commit, complete=False))
+    summary, controls, rows = _tell(chosen, [*earlier, *runs], plan, commit, complete=True)
     telling.print_table(console, controls, rows, summary["seconds"])
     green = all(control.exit_code == 0 for control in controls)
     return 0 if green and not summary["survivors"] and not summary["collateral"] else 1
@@ -117,6 +125,30 @@ def _tell(
     plan.output.mkdir(parents=True, exist_ok=True)
     (plan.output / "mutants.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary, controls, rows
+
+
+def _earlier(plan: Plan, commit: str | None) -> list[Run]:
+    """Return the runs that an earlier call, of the same commit and plan, has made."""
+    try:
+        told = json.loads((plan.output / "mutants.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    if (
+        commit is None
+        or commit.endswith("-dirty")
+        or told["commit"] != commit
+        or {name: told[name] for name in plan.key} != plan.key
+    ):
+        return []
+    rows = [*({"name": name, **row} for name, row in told["clean"].items()), *told["runs"]]
+    checks = registry.all_checks()
+    found = []
+    for row in rows:
+        report = plan.output / "mutants" / f"{row['name']}.json"
+        if row["exit_code"] is not None and report.exists():
+            read = tuple(findings(json.loads(report.read_text(encoding="utf-8")), checks))
+            found.append(Run(row["name"], row["exit_code"], row["seconds"], read, ""))
+    return found
 
 
 def _commit() -> str | None:

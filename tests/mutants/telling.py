@@ -27,11 +27,7 @@ def summary(controls: Sequence[Run], rows: Sequence[Row], plan: Plan) -> dict[st
         plan: what was run.
     """
     return {
-        "budget": plan.budget,
-        "processes": plan.processes,
-        "machine": plan.machine,
-        "narrow": plan.narrow,
-        "seed": plan.seed,
+        **plan.key,
         "seconds": round(sum(found.seconds for found in [*controls, *(found for _, found, _ in rows)]), 1),
         "clean": {
             control.name: {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,32 @@ def test_red_checks_are_kills_or_collateral() -> None:
     collateral = {key: [finding.check for finding in by] for key, by in verdict.collateral.items()}
     assert {"CKPT-ACK-001": ["beside_it"], "CKPT-FEED-001": ["names_more"]} == collateral
     assert not judging.judge(mutant, [finding for finding in found if finding.check == "beside_it"], ()).killed
+
+
+def test_a_run_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--resume` only what is missing is run, as long as commit and plan are the same."""
+    ran: list[str] = []
+
+    def run_one(job: runner.Job, plan: runner.Plan, **_: object) -> judging.Run:
+        ran.append(job.label)
+        (tmp_path / "mutants").mkdir(exist_ok=True)
+        red = [] if job.name == CLEAN else [outcome("a_check", "failed", ["CKPT-ACK-001"])]
+        (tmp_path / "mutants" / f"{job.label}.json").write_text(json.dumps({"checks": red}))
+        return judging.Run(job.label, 0, 1.0, tuple(judging.findings({"checks": red}, {"a_check"})), "")
+
+    monkeypatch.setattr(runner, "run_one", run_one)
+    monkeypatch.setattr(runner, "_commit", lambda: "c1")
+    first, second = sorted(MUTANTS)[:2]
+    runner.run(runner.Plan(only=(first,), output=tmp_path))
+    both = runner.Plan(only=(first, second), resume=True, output=tmp_path)
+    runner.run(both)
+    assert [first, second] == [name for name in ran if name in MUTANTS]
+    told = json.loads((tmp_path / "mutants.json").read_text())
+    assert (2, True, "c1") == (told["mutants"], told["complete"], told["commit"])
+    monkeypatch.setattr(runner, "_commit", lambda: "c2")
+    ran.clear()
+    runner.run(both)
+    assert {first, second} == {name for name in ran if name in MUTANTS}
 
 
 def outcome(name: str, status: str, named: list[str]) -> dict[str, Any]:
