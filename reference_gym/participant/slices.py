@@ -12,12 +12,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 SLICE_S = 0.002
 """How long work goes on before the event loop serves others, in seconds."""
-STEPS = 50
+STEPS = 10
 """How many tasks are begun, woken or ended before the event loop serves others: each of them runs right after."""
 _WORK_S, _REST_S = 0.001, 0.00005
 
@@ -74,8 +73,10 @@ class Remains:
         """Free these; they are empty some time later."""
         self._tables.extend(table for table in tables if isinstance(table, dict) and table)
         if self._tables and (self._task is None or self._task.done()):
-            with suppress(RuntimeError):  # Without a running loop nobody is held up: they go at once.
+            try:
                 self._task = asyncio.get_running_loop().create_task(self._free(), name="freeing")
+            except RuntimeError:  # Without a running loop nobody is held up: they go at once.
+                self._tables.clear()
 
     async def _free(self) -> None:
         slices = Slices()

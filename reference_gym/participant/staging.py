@@ -9,6 +9,7 @@ participant.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -18,10 +19,12 @@ from pathlib import Path
 from reference_gym.participant.artifacts import MANIFEST, Durable
 from reference_gym.participant.config import Limits
 from reference_gym.participant.errors import ArgumentConflict, InsufficientStorage, NotFound
+from spec.durable import rename_noreplace
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1024 * 1024
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 class Room:
@@ -90,7 +93,7 @@ class Upload:
         os.fsync(self._file.fileno())
         self._file.close()
         try:
-            os.link(self._path, self._target)
+            _appear(self._path, self._target)
             self._kept = True
         except FileExistsError:
             if not _same(self._path, self._target):
@@ -180,6 +183,21 @@ class Staging:
             if path.is_file():
                 room.give_back(-1, -path.stat().st_size)
         return room
+
+
+def _appear(path: Path, target: Path) -> None:
+    """Give a file its name, never replacing: by a link, or by a rename where the file system has no links.
+
+    Raises:
+        FileExistsError: something has that name.
+        OSError: the file system can do neither.
+    """
+    try:
+        os.link(path, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        rename_noreplace(path, target)
 
 
 def _empty(directory: Path) -> None:

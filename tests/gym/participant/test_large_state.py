@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large state: many rollouts with one that blocks, one huge record, and work that is done in slices."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference_gym.participant import Limits
+from reference_gym.participant.collecting import EVERY_S, LITTLE, FullCollections
+from reference_gym.participant.gate import Gate, Position
+from reference_gym.participant.slices import STEPS, Remains
+from tests.gym.participant.kit import Gym, MovedClock, settle, until
+
+
+async def test_one_long_tool_among_two_thousand_rollouts_is_left_out(tmp_path: Path) -> None:
+    """N13: the cut of the 1,999 others is durable in bounded time, the agent and its sessions agree in each of them."""
+    gym = Gym(tmp_path, limits=Limits(max_batch=2_000))
+    names = [f"r{number:04}" for number in range(1_999)]
+    gym.world.hold("slow/1/1")
+    for name in ("slow", *names):
+        gym.loop.reply(name, [("add", 1)])
+    await gym.start("slow", *names)
+    await until(lambda: len(gym.world.done) == 1_999 and gym.world.begun.count("slow/1/1") == 1, 20)
+    prepared = await gym.prepare("1-1", timeout_ms=1)
+    assert (False, 1, "slow") == (prepared["ready"], prepared["blocker_count"], prepared["blockers"][0]["rollout_id"])
+    async with asyncio.timeout(20):  # It does not wait for the tool, which never ends by itself.
+        reply = await gym.commit("1-1", leave_out_blocked=True, timeout_ms=20_000)
+        await gym.resume("1-1")
+    assert (1_999, 1, 0) == tuple(reply["counts"][key] for key in ("turn", "restart", "finished"))
+    rows = [json.loads(line) for line in (tmp_path / "1-1" / "rollouts.jsonl").read_text().splitlines()]
+    assert [("slow", "blocked")] == [(row["rollout_id"], row["reason"]) for row in rows if row["state"] == "restart"]
+    others = [row for row in rows if row["state"] == "turn"]
+    assert {(1, 1)} == {(row["turns_done"], row["effects"]["counter"]) for row in others}
+    for line in (tmp_path / "1-1" / "state.jsonl").read_text().splitlines():
+        record = json.loads(line)["record"]
+        session = record["parts"]["sessions"]
+        assert (record["effects"], record["state"]) == (session["effects"], session["state"])
+    gym.world.release("slow/1/1")
+    await until(lambda: ("slow", 0, 2) in gym.loop.asked)
+    await gym.participant.close()
+
+
+async def test_a_record_of_64_megabytes_is_byte_exact_after_a_restore(tmp_path: Path) -> None:
+    """C49: written whole, verified, and the same text again."""
+    gym, text = Gym(tmp_path), "0123456789abcde\\" * 4_000_000
+    await gym.start("big", "small")
+    await gym.waiting("big", "small")
+    gym.sessions.get("big", 0).value = text  # type: ignore[attr-defined]
+    registry = gym.participant.registry
+    assert registry is not None
+    registry.boundary(registry.live["big"].rollout)
+    reply = await gym.snapshot("1-1")
+    assert reply["counts"]["bytes"] > 64_000_000
+    other = Gym(tmp_path)
+    rows = [("big", 0, 1, 0), ("small", 0, 1, 0)]
+    await other.restore("2-1", "1-1", reply["manifest"]["digest"], rows, timeout_ms=30_000)
+    assert text == other.sessions.get("big", 1).value  # type: ignore[attr-defined]
+    await gym.participant.close()
+    await other.participant.close()
+
+
+async def test_thousands_who_wait_at_the_gate_are_woken_in_slices() -> None:
+    """Nobody else waits for all of them; whoever waits for no rollout is woken at once, a nudge wakes only its own."""
+    gate, woken = Gate(MovedClock()), list[str]()
+    gate.move(Position.SEALED)
+
+    async def wait(name: str) -> None:
+        await gate.wait_change(name)
+        woken.append(name)
+
+    waiting = [asyncio.create_task(wait(name)) for name in ["", *(f"r{number}" for number in range(10 * STEPS))]]
+    await settle()
+    gate.nudge("r3")
+    await settle()
+    assert ["r3"] == woken
+    gate.move(Position.OPEN)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert "" in woken
+    assert len(woken) <= 3 * STEPS, "not all in one turn of the loop"
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert 10 * STEPS + 1 == len(set(woken))
+
+
+async def test_what_closes_again_before_all_were_woken_holds_them() -> None:
+    """A waiter that is woken late looks at the gate as it is then."""
+    gate, through = Gate(MovedClock()), list[str]()
+    gate.move(Position.SEALED)
+
+    async def wait(name: str) -> None:
+        await gate.wait_open(name)
+        through.append(name)
+
+    waiting = [asyncio.create_task(wait(f"r{number}")) for number in range(10 * STEPS)]
+    await settle()
+    gate.move(Position.OPEN)
+    await asyncio.sleep(0)
+    gate.move(Position.SEALED)
+    await settle()
+    few = len(through)
+    assert few < 10 * STEPS
+    gate.move(Position.OPEN)
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert 10 * STEPS == len(through)
+
+
+async def test_what_nobody_needs_is_freed_while_others_are_served() -> None:
+    """A table of many is empty some turns of the loop later, not at once."""
+    remains, table = Remains(), {number: [number] * 10 for number in range(50_000)}
+    remains.take(table)
+    await asyncio.sleep(0)
+    assert table, "not in one step"
+    await until(lambda: not table)
+
+
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        ([(0, 0), (10, 10_000), (20, 10_000)], [False, False, False]),
+        ([(10, 10_000), (20, LITTLE), (30, LITTLE)], [False, True, False]),
+        ([(10, 10_000), (EVERY_S, 10_000), (EVERY_S + 10, 10_000)], [False, True, False]),
+    ],
+    ids=["much is held", "little is left", "an hour has passed"],
+)
+async def test_full_collections_come_when_little_is_held_or_once_an_hour(
+    story: list[tuple[float, int]], expected: list[bool]
+) -> None:
+    """Never at a time of the collector's own choosing; young collections stay, and the end leaves all as it was."""
+    now: dict[str, Any] = {"s": 0.0, "held": 0}
+    collections = FullCollections(lambda: now["held"], lambda: now["s"])
+    before = gc.get_threshold()
+    following = asyncio.create_task(collections.follow())
+    await settle()
+    assert gc.isenabled()
+    assert before[:2] == gc.get_threshold()[:2]
+    assert gc.get_threshold()[2] > 1_000_000_000
+    looks: Callable[[], bool] = collections.look
+    found = []
+    for seconds, held in story:
+        now |= {"s": seconds, "held": held}
+        found.append(looks())
+    assert expected == found
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert before == gc.get_threshold()
