@@ -32,7 +32,7 @@ docs: $(STAMP)  ## The rendered specification in build/docs (works from disk)
 	@echo build/docs/index.html
 
 bench: $(STAMP)  ## Benchmarks: ratios within one run, JSON in build/bench (at most 15 minutes)
-	@timeout 900 $(BIN)/python -m benchmarks.pause $(ARGS)
+	@timeout 900 $(BIN)/python -m benchmarks $(ARGS)
 
 mutants: $(STAMP)  ## Every broken Gym against the suite, and the clean one as control: build/mutants.json (at most 90 minutes)
 	@timeout 5400 $(BIN)/python -m tests.mutants run $(ARGS)

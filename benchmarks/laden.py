@@ -40,7 +40,7 @@ from reference_gym.participant.log import LogFile
 from reference_gym.participant.recovery import open_log
 
 TICK_S = 0.001
-WORDS = [f"{number:x}" * 3 for number in range(1, 4096)]
+POOL = " ".join(f"{number:x}" * 3 for number in range(1, 200_000))
 
 
 @dataclass(slots=True)
@@ -82,8 +82,9 @@ class Watch:
 
 
 def text(size: int, chosen: random.Random) -> str:
-    """Return text of about ``size`` bytes that is nobody else's."""
-    return " ".join(chosen.choices(WORDS, k=max(1, size // 9)))[:size]
+    """Return text of ``size`` bytes that is nobody else's."""
+    begin = chosen.randrange(len(POOL) - size)
+    return POOL[begin : begin + size]
 
 
 class Box:
@@ -119,7 +120,6 @@ class Waiter:
         self.size = size
         self.sessions: Sessions | None = None
         self.waiting: dict[str, asyncio.Future[bool]] = {}
-        self.held: asyncio.Event | None = None
         self.boundaries = 0
 
     def check(self, start: Start) -> None:
@@ -157,8 +157,6 @@ class Waiter:
         """Do one turn with one effect."""
         async with rollout.turn() as turn:
             await turn.effect("count", {}, sessions.effect)
-            if self.held is not None and rollout.rollout_id == "r0":
-                await self.held.wait()
             turn.close(state)
         self.boundaries += 1
 
@@ -205,11 +203,6 @@ async def serve(options: argparse.Namespace) -> None:
 
     async def bench(request: web.Request) -> web.Response:
         asked = await request.json()
-        if asked.get("hold"):
-            agent.held = asyncio.Event()
-        elif agent.held is not None and "hold" in asked:
-            agent.held.set()
-            agent.held = None
         for name in list(agent.waiting)[: asked.get("finish", 0)]:
             if (future := agent.waiting.get(name)) is not None and not future.done():
                 future.set_result(False)
