@@ -241,6 +241,22 @@ async def test_a_client_that_leaves_its_file_unread_is_no_failure(
         assert [] == told(caplog)
 
 
+async def test_a_file_that_nobody_reads_is_not_sent_for_ever(
+    served: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CKPT-SEC-017: who asks for a file, stays, and reads nothing, holds neither the file nor a connection."""
+    async with served(max_silence_ms=500) as raw:
+        sent = request("PUT", "/checkpoints/1-1/artifacts/a", raw.mutating + BYTES, bytes(8_000_000))
+        assert 204 == (await raw.send(sent)).status
+        caplog.clear()
+        with socket.create_connection(("127.0.0.1", raw.server.port)) as idle:
+            idle.sendall(request("GET", "/checkpoints/1-1/artifacts/a", AUTHORIZED))
+            await until(lambda: held_open(tmp_path))
+            await until(lambda: not held_open(tmp_path), within_s=BOUND_S)
+        await raw.alive()
+        assert [] == told(caplog)
+
+
 def held_open(directory: Path) -> list[str]:
     """The files below a directory that this process has open."""
     found = []
