@@ -18,6 +18,7 @@ from pathlib import Path
 from reference_gym import announce
 from reference_gym.announce import Listening
 from reference_gym.errors import SettingsError
+from reference_gym.participant.serving import end_after
 from reference_gym.settings import LoadedSettings
 
 LIFELINE_VARIABLE = "REFERENCE_GYM_LIFELINE"
@@ -28,6 +29,8 @@ LONGEST_DELAY_S = 5.0
 SETTLED_S = 10.0
 CALLER = "agent"
 MAX_LINE = 1_048_576
+ENDED = 0.99
+"""The part of the grace after which the command ends, whatever is left."""
 KILLED = 0.96
 """The part of the grace after which what has not ended is killed: the command itself has to end within it."""
 
@@ -73,7 +76,7 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self._told)
         stop = asyncio.create_task(self._stopping.wait())
         try:
             if await self._started(stop):
@@ -96,6 +99,11 @@ class Supervisor:
                 signal.signal(number, signal.SIG_IGN)  # A late second one must not spoil the exit code.
             os.close(self._life)
             os.close(self._death)
+
+    def _told(self) -> None:
+        self._stop()
+        # Whatever has not ended then, ends with the other end of its lifeline.
+        end_after(self._loaded.settings.limits.shutdown_grace_ms * ENDED / 1000)
 
     def _stop(self) -> None:
         if self._told_at is None:

@@ -65,9 +65,7 @@ async def start(app: App, participant: Participant, *, host: str = "127.0.0.1", 
     """
     _require_known()
     # The access log would hold rollout ids, and the host's logging is the host's own.
-    config = uvicorn.Config(
-        app, http=H11Protocol, ws="none", log_config=None, access_log=False, server_header=False, proxy_headers=False
-    )
+    config = uvicorn.Config(app, http=H11Protocol, log_config=None, access_log=False, server_header=False)
     config.timeout_graceful_shutdown = serving.closing_s(participant)  # type: ignore[assignment]  # it may be a fraction
     server = _Uvicorn(config)
     listening = listen(host, port)
@@ -140,6 +138,11 @@ class _Connection(H11Protocol, Connection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._connections.closed(self)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Leave the connection to the host's WebSockets, if it has a library for them."""
+        super().handle_websocket_upgrade(event)
         self._connections.closed(self)
 
     def drop(self) -> None:
