@@ -46,6 +46,7 @@ class Kill:
         events: how many events there were before.
         holding: unfinished rollouts that held a turn, in a living Gym or in the snapshot that is to be restored.
         lost: whether the Gym's disk is gone as well.
+        newest: the newest published snapshot at that moment; empty without one.
     """
 
     at: float
@@ -54,6 +55,7 @@ class Kill:
     events: int
     holding: int
     lost: bool = False
+    newest: str = ""
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,9 @@ class Bench:
 
     def _note(self, victims: tuple[str, ...], point: str, holding: int, *, lost: bool = False) -> None:
         events = len(events_of(self.run_dir))
-        self.kills.append(Kill(time.monotonic(), victims, point, events, holding, lost))
+        newest = self.newest()
+        name = newest.name if newest else ""
+        self.kills.append(Kill(time.monotonic(), victims, point, events, holding, lost, name))
 
     async def bring_back(self, *points: str, armed: Mapping[str, str] = NOBODY) -> None:
         """Start what is dead: the Gym, whose points in ``armed`` are armed at once, and RL with its points."""
@@ -303,14 +307,17 @@ class Bench:
             return sum(1 for rollout_id, turns in self.to_continue().items() if turns >= 1 and rollout_id not in saved)
         return sum(1 for rollout_id, turn in self.policy.last_asked().items() if turn >= 2 and rollout_id not in saved)
 
+    def newest(self) -> Path | None:
+        """Return the directory of the newest published snapshot, by their names alone."""
+        found = self.run_dir.glob("snapshots/*-*/manifest.json")
+        published = [path.parent for path in found if path.parent.suffix == ""]
+        return max(published, key=lambda path: [int(number) for number in path.name.split("-")], default=None)
+
     def to_continue(self) -> dict[str, int]:
         """Return the turns of the rows `turn` of the newest snapshot, as its files give them."""
-        published = [
-            path.parent for path in self.run_dir.glob("snapshots/*-*/manifest.json") if path.parent.suffix == ""
-        ]
-        if not published:
+        newest = self.newest()
+        if newest is None:
             return {}
-        newest = max(published, key=lambda path: [int(number) for number in path.name.split("-")])
         lines = [line for path in newest.glob("gym/gym/*/rollouts.jsonl") for line in path.read_text().splitlines()]
         rows = [row for row in map(json.loads, lines) if row["state"] == "turn"]
         turns: dict[str, int] = {}

@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ PARTS = ("live", "finished_unreleased", "failed_unreleased", "released", "retire
 
 RECOVERED = ("restarted", "gym_recovered")
 ENDS = ("finished", "failed", "released", "retired")
-LOOKS = 5
+LOOKS = 10
 """How often a participant with a closed gate is looked at."""
 
 Bodies = Mapping[tuple[int, int], Any]
@@ -129,7 +130,10 @@ async def _changing(bench: Bench, role: str) -> list[Any]:
     """Return what a closed gate holds still."""
     status = await bench.ask(role, "checkpoint")
     rows = (await bench.ask(role, "rollouts"))["rollouts"] if role in ("agent", ONE) else []
-    turns = [(row["rollout_id"], row["attempt"], row.get("turns_done"), row["state"] in ENDS) for row in rows]
+    turns = [
+        (row["rollout_id"], row["attempt"], row.get("turns_done"), row.get("open_turn"), row["state"] in ENDS)
+        for row in rows
+    ]
     return [status["counts"], turns, *([status["progress"]] if role != ONE else [])]
 
 
@@ -175,22 +179,27 @@ def _restores(bench: Bench) -> list[tuple[Mapping[str, Any], list[Kill], set[str
     return found
 
 
+def _unreported(kill: Kill) -> bool:
+    """Return whether RL died in a restart that may have restored the Gym: nobody is left to say so."""
+    return kill.point.startswith("restart.") and bool({"rl", "all"} & set(kill.victims)) and bool(kill.newest)
+
+
 def gone_back(bench: Bench) -> list[str]:
     """I2, by the policy's log alone: a finished turn is asked for again only where a restore went back behind it.
 
     A turn is finished when the next one was asked for. Without a crash, or when the Gym was adopted, nothing of it is
     ever asked for again.
     """
-    restores = _restores(bench)
+    restores = [(fresh[0].at, listed(bench, event["snapshot"])) for event, fresh, _ in _restores(bench)]
+    for before, kill in pairwise([bench.kills[0], *bench.kills] if bench.kills else []):
+        if _unreported(kill):
+            restores.append((before.at, listed(bench, kill.newest)))
     free = excused(bench)
     highest: dict[str, int] = {}
     found = []
     for call in bench.policy.calls:
         if call.turn < highest.get(call.rollout_id, 0) and call.rollout_id not in free:
-            lawful = (
-                call.asked > fresh[0].at and call.turn > listed(bench, event["snapshot"]).get(call.rollout_id, 0)
-                for event, fresh, _ in restores
-            )
+            lawful = (call.asked > since and call.turn > kept.get(call.rollout_id, 0) for since, kept in restores)
             if not any(lawful):
                 found.append(f"I2: turn {call.turn} of {call.rollout_id} was finished, and is asked for again")
         highest[call.rollout_id] = max(highest.get(call.rollout_id, 0), call.turn)
@@ -311,10 +320,11 @@ def at_the_end(bench: Bench, statuses: Mapping[str, Mapping[str, Any]], yardstic
     if twice:
         found.append(f"I3: trained twice: {twice}")
     bodies = {(row["group"], row["sibling"]): row["body"] for row in rows}
+    tasks = bench.tasks
+    wanted = {(group, sibling) for group in range(tasks["groups"]) for sibling in range(tasks["siblings"])}
+    if wanted != set(bodies):
+        found.append(f"accounting: not trained: {sorted(wanted - set(bodies))}, not asked for: {set(bodies) - wanted}")
     if yardstick is not None:
-        missing = sorted(set(yardstick) - set(bodies))
-        if missing:
-            found.append(f"accounting: not trained: {missing}")
         differing = sorted(key for key, body in bodies.items() if body != yardstick.get(key))
         if differing:
             found.append(f"I8: bodies differ from the uninterrupted run: {differing}")

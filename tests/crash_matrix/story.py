@@ -31,7 +31,7 @@ CLOSED = ("snapshot.prepared", "snapshot.captured")
 LATE = ("log.compacted",)
 """Points that come only when a segment of the log holds much that is dead and something that lives."""
 
-MORE_AND_MORE = ({A: 99, B: 4}, {B: 5}, {D: 3}, {C: 99}, {D: 4}, {B: 99}, {D: 5})
+MORE_AND_MORE = ({A: 99, B: 4}, {B: 5}, {C: 99}, {B: 99}, {D: 3}, {D: 4}, {D: 5})
 """What brings such a point about, together with snapshots: one turn after the other; D stays to hold turns."""
 
 SNAPSHOT_ENDS = ("snapshot_published", "snapshot_failed", "snapshot_skipped")
