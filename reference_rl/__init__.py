@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's side of the Gym Checkpoint Protocol, as a library and as the command `reference-rl`.
 
-``Deployment`` finds and judges the participants of a Gym, ``RolloutManager`` runs rollouts in it, ``Checkpointer``
-takes snapshots, ``Recovery`` brings a run back. ``Ledger``, ``SnapshotStore`` and ``DataPlane`` hold what must
-survive.
+``open_run`` puts a whole run into a trainer's loop. Its parts: ``Deployment`` finds and judges the participants of a
+Gym, ``RolloutManager`` runs rollouts in it, ``Checkpointer`` takes snapshots, ``Recovery`` brings a run back.
+``Ledger``, ``SnapshotStore`` and ``DataPlane`` hold what must survive.
 """
 
 from reference_rl.checkpointer import Checkpointer, OpenSnapshot, Report
 from reference_rl.client import ClientSettings, Controller, GymClient, make_http
 from reference_rl.columns import SWITCHES, Column, Switches
 from reference_rl.control import Tenure
-from reference_rl.dataplane import DataPlane, EmbeddedDataPlane, RowKey
+from reference_rl.dataplane import DataPlane, EmbeddedDataPlane, Row, RowKey
 from reference_rl.deployment import Deployment, Participant
+from reference_rl.embedded import EmbeddedRun, open_run
 from reference_rl.errors import (
     BrokenReply,
     EpochTaken,
@@ -56,6 +57,7 @@ __all__ = [
     "Deployment",
     "Draft",
     "EmbeddedDataPlane",
+    "EmbeddedRun",
     "EpochTaken",
     "Events",
     "GymClient",
@@ -81,6 +83,7 @@ __all__ = [
     "RetryPolicy",
     "RlError",
     "RolloutManager",
+    "Row",
     "RowKey",
     "RunSettings",
     "SettingsError",
@@ -97,5 +100,6 @@ __all__ = [
     "Unreachable",
     "load_settings",
     "make_http",
+    "open_run",
     "sibling_seed",
 ]

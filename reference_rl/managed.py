@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import httpx
@@ -35,8 +35,24 @@ SETTLE_AT_END_S = 10.0
 class ManagedSession(Session):
     """One process of a run in column 2 or 3."""
 
+    report: RestartReport
+    background: Sequence[asyncio.Task[None]] = ()
+
     async def run(self) -> int:
         """Recover, run to the end or to SIGTERM, return the exit code."""
+        with self.signals():
+            async with self.opened():
+                snapshots = asyncio.create_task(self.snapshot_loop())
+                code = await self.until_done(*self.background, snapshots)
+                if code == EXIT_DONE:
+                    self.write_results()
+                    await best_effort(self._settle_to_the_end(), SETTLE_AT_END_S)
+                    self.events.emit("done", **self.ledger.read(queries.counts), metrics=self.write_metrics())
+        return code
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Recover, then run rollouts in the background until the block ends."""
         self.events.emit("started", column=self.settings.column, run_id=self.settings.run_id)
         async with (
             make_http(self.settings.client.build(), self.transport) as http,
@@ -46,19 +62,17 @@ class ManagedSession(Session):
                 seen = await stack.enter_async_context(gateway(self.settings.policy, self.plane))
                 self.settings = self.settings.model_copy(update={"policy": seen})
             self._assemble(http)
-            with self.signals():
-                report = await self.recovery.start(trainer_survives=self.settings.trainer.survives)
-                if self.is_restart:
-                    self._report_restart(report)
-                done = {gym.alias for gym in report.gyms}
-                tasks = [asyncio.create_task(self._run_gym(gym, gym.alias in done)) for gym in self.gyms]
-                tasks.append(asyncio.create_task(self.snapshot_loop()))
-                code = await self.until_done(*tasks)
-            if code == EXIT_DONE:
-                self.write_results()
-                await best_effort(self._settle_to_the_end(), SETTLE_AT_END_S)
-                self.events.emit("done", **self.ledger.read(queries.counts), metrics=self.write_metrics())
-        return code
+            self.report = await self.recovery.start(trainer_survives=self.settings.trainer.survives)
+            if self.is_restart:
+                self._report_restart(self.report)
+            done = {gym.alias for gym in self.report.gyms}
+            self.background = [asyncio.create_task(self._run_gym(gym, gym.alias in done)) for gym in self.gyms]
+            try:
+                yield
+            finally:
+                for task in self.background:
+                    task.cancel()
+                await asyncio.gather(*self.background, return_exceptions=True)
 
     def _assemble(self, http: httpx.AsyncClient) -> None:
         settings = self.settings

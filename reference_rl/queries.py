@@ -153,6 +153,12 @@ def samples(con: sqlite3.Connection) -> list[Sample]:
     return [Sample(row[0], row[1], row[2], row[3], row[4], json.loads(row[5])) for row in rows]
 
 
+def result_text(con: sqlite3.Connection, rollout_id: str) -> str | None:
+    """Return the saved result of a rollout as it was served, or ``None``."""
+    row = con.execute("SELECT result FROM results WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    return None if row is None else str(row[0])
+
+
 def result_rows(con: sqlite3.Connection) -> list[Mapping[str, Any]]:
     """Return the saved results, whole."""
     return [dict(row) for row in con.execute("SELECT * FROM results")]

@@ -29,6 +29,7 @@ NAMES = [
     "Deployment",
     "Draft",
     "EmbeddedDataPlane",
+    "EmbeddedRun",
     "EpochTaken",
     "Events",
     "GymClient",
@@ -54,6 +55,7 @@ NAMES = [
     "RetryPolicy",
     "RlError",
     "RolloutManager",
+    "Row",
     "RowKey",
     "RunSettings",
     "SWITCHES",
@@ -71,6 +73,7 @@ NAMES = [
     "Unreachable",
     "load_settings",
     "make_http",
+    "open_run",
     "sibling_seed",
 ]
 
