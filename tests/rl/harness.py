@@ -20,6 +20,12 @@ from tests.rl.scripted import ENVIRONMENT, ScriptedParticipant
 
 BOUND_S = 45.0
 
+QUICK: dict[str, Any] = {
+    "snapshot": {"timeout_ms": 400, "durable_timeout_ms": 2000, "lease_ms": 1500},
+    "client": {"call_ms": 300, "grace_s": 0.2},
+}
+"""Limits for tests that wait for them to end: a machine under load may need more for a call that goes well."""
+
 
 async def until(condition: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:
     """Wait until a condition holds; fail with its name otherwise."""
@@ -32,7 +38,7 @@ async def until(condition: Callable[[], Any], what: str, bound_s: float = BOUND_
 
 
 def settings(run_dir: Path, gym: ScriptedParticipant | str, **changes: Any) -> RunSettings:
-    """Return settings that fail fast; ``changes`` replace whole fields, ``snapshot`` and the like are merged."""
+    """Return settings for a test; ``changes`` replace whole fields, ``snapshot`` and the like are merged."""
     content: dict[str, Any] = {
         "run_id": "r1",
         "run_dir": str(run_dir),
@@ -40,8 +46,8 @@ def settings(run_dir: Path, gym: ScriptedParticipant | str, **changes: Any) -> R
         "gyms": [{"alias": "gym", "url": gym if isinstance(gym, str) else gym.url}],
         "policy": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "chat_completions"},
         "tasks": {"environment": ENVIRONMENT, "groups": 1, "siblings": 3, "max_turns": 5, "task": {"seed": 7}},
-        "snapshot": {"timeout_ms": 400, "durable_timeout_ms": 2000, "lease_ms": 1500, "backoff_s": 0.01},
-        "client": {"attempts": 2, "first_wait_s": 0.01, "longest_wait_s": 0.02, "call_ms": 300, "grace_s": 0.2},
+        "snapshot": {"timeout_ms": 3000, "durable_timeout_ms": 10_000, "lease_ms": 6000, "backoff_s": 0.01},
+        "client": {"attempts": 2, "first_wait_s": 0.01, "longest_wait_s": 0.02, "call_ms": 2000, "grace_s": 2.0},
         "recovery": {"reach_s": 5.0, "restore_tries": 3, "health_s": 0.1},
     }
     for name, value in changes.items():

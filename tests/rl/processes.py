@@ -43,7 +43,7 @@ class Process:
                 os.kill(pid, signal.SIGKILL)
         await self.process.wait()
 
-    async def wait(self, bound_s: float = 30.0) -> int:
+    async def wait(self, bound_s: float = 60.0) -> int:
         """Return the exit code."""
         async with asyncio.timeout(bound_s):
             return await self.process.wait()

@@ -18,7 +18,7 @@ from reference_rl.cli import summary
 from reference_rl.events import Events
 from reference_rl.managed import ManagedSession
 from reference_rl.settings import SnapshotSettings
-from tests.rl.harness import Running, running, settings, until
+from tests.rl.harness import QUICK, Running, running, settings, until
 from tests.rl.scripted import Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 
 A, B, C = "r1_g0_s0", "r1_g0_s1", "r1_g0_s2"
@@ -65,21 +65,21 @@ async def test_a_longer_wait_than_the_participant_allows_is_several_calls(tmp_pa
 
 
 async def test_leases_are_renewed_for_as_long_as_a_gate_is_closed(tmp_path: Path) -> None:
-    """CKPT-LEASE-015: a capture that takes two leases: every participant is renewed, each third, and none opens."""
+    """CKPT-LEASE-015: a capture that takes longer than a lease: every participant is renewed, each third, and none opens."""
     servers = three_servers()
     servers[2].hold["commit"] = asyncio.Event()
     times: list[float] = []
     servers[0].watch = lambda operation: times.append(time.monotonic()) if operation == "renew" else None
-    patient: dict[str, Any] = {"snapshot": {"lease_ms": 900, "timeout_ms": 10_000}, "client": {"grace_s": 20.0}}
+    patient: dict[str, Any] = {"snapshot": {"lease_ms": 1500, "timeout_ms": 10_000}, "client": {"grace_s": 20.0}}
     async with serving(*servers), running(settings(tmp_path / "run", servers[0], **patient)) as run:
         await under_way(run, servers[0])
         taking = asyncio.create_task(run.snapshot())
-        await until(lambda: all(len(calls_of(s)["renew"]) >= 6 for s in servers), "six renewals everywhere")
+        await until(lambda: all(len(calls_of(s)["renew"]) >= 4 for s in servers), "four renewals everywhere")
         assert {"closed"} == {s.gate for s in servers}
         servers[2].hold["commit"].set()
         assert "published" == (await taking).outcome
         assert not [s.name for s in servers if "lease_end" in s.journal]
-        assert min(b - a for a, b in pairwise(times)) <= 0.9 / 3 + 0.1
+        assert min(b - a for a, b in pairwise(times)) <= 1.5 / 3 + 0.1
 
 
 async def test_an_abort_that_hangs_delays_no_other(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_each_participant_has_a_limit_of_its_own(tmp_path: Path) -> None:
     servers = three_servers()
     for server in servers:
         server.stage = 10
-    async with serving(*servers), running(settings(tmp_path / "run", servers[0])) as run:
+    async with serving(*servers), running(settings(tmp_path / "run", servers[0], **QUICK)) as run:
         await under_way(run, servers[0])
         servers[1].faults["prepare"] = Fault("silence")
         report = await run.snapshot()

@@ -9,7 +9,7 @@ import pytest
 
 from reference_rl.checkpointer import Health
 from reference_rl.snapshots import SnapshotStore
-from tests.rl.harness import Running, results_of, running, settings, until
+from tests.rl.harness import QUICK, Running, results_of, running, settings, until
 from tests.rl.scripted import FAULTS, Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 
 BROKEN = "resources"
@@ -53,8 +53,9 @@ async def test_no_fault_of_a_control_call_ends_the_run(tmp_path: Path, operation
     servers = three_servers()
     agent = servers[0]
     # Where resume never works the lease has to open the gate each time: a short one keeps the test short.
-    lease = {"lease_ms": 600 if operation == "resume" else 1500}
-    async with serving(*servers), running(settings(tmp_path / "run", agent, snapshot=lease)) as run:
+    limits = QUICK["snapshot"] | {"lease_ms": 600 if operation == "resume" else 1500}
+    config = {"snapshot": limits, "client": QUICK["client"]}
+    async with serving(*servers), running(settings(tmp_path / "run", agent, **config)) as run:
         await under_way(run, agent)
         assert (await run.snapshot()).outcome == "published"
         for number, fault in enumerate(FAULTS):
@@ -174,7 +175,7 @@ async def test_a_write_that_fails_after_resume_is_dropped(tmp_path: Path) -> Non
 async def test_a_lease_that_ends_after_durability_spoils_nothing(tmp_path: Path) -> None:
     """CKPT-SNAP-027, -036, CKPT-DUTY-017: a resume that never works is counted apart, the snapshot is published."""
     gym = one_gym()
-    async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"lease_ms": 200})) as run:
+    async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"lease_ms": 600})) as run:
         await under_way(run, gym)
         gym.faults["resume"] = Fault("503")
         assert "published" == (await run.snapshot()).outcome

@@ -10,7 +10,7 @@ import pytest
 from reference_rl import epochs, queries, transitions
 from reference_rl.errors import RecoveryFailed, Superseded
 from reference_rl.records import Reservation
-from tests.rl.harness import Running, results_of, running, settings, until
+from tests.rl.harness import QUICK, Running, results_of, running, settings, until
 from tests.rl.scripted import Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 
 A, B, C = "r1_g0_s0", "r1_g0_s1", "r1_g0_s2"
@@ -411,7 +411,8 @@ async def test_a_participant_that_never_answers_restore_is_named(tmp_path: Path)
     """C24, CKPT-DUTY-022: the client ends within its limit and names it; the other two are not left paused."""
     servers = three_servers()
     agent, model, resources = servers
-    config: dict[str, Any] = {"snapshot": {"durable_timeout_ms": 300}, "recovery": {"restore_tries": 2}}
+    limits = QUICK["snapshot"] | {"durable_timeout_ms": 300}
+    config: dict[str, Any] = {"snapshot": limits, "client": QUICK["client"], "recovery": {"restore_tries": 2}}
     async with serving(*servers):
         async with running(settings(tmp_path / "run", agent)) as run:
             await dispatched(run, agent)

@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from reference_rl.snapshots import SnapshotStore
 from tests.rl.harness import events_of, results_of, until
 from tests.rl.policy import policy_server
@@ -30,6 +32,7 @@ async def snapshot(run_dir: Path, client: Process, number: int) -> dict[str, Any
     return named(run_dir, "snapshot_published")[number - 1]
 
 
+@pytest.mark.timeout(300)
 async def test_two_gyms_are_restored_together(tmp_path: Path) -> None:
     """N2, CKPT-SNAP-009, CKPT-RESTART-062: one shares files, one is optional and sends its cuts over HTTP.
 
