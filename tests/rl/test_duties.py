@@ -65,7 +65,7 @@ async def test_a_longer_wait_than_the_participant_allows_is_several_calls(tmp_pa
 
 
 async def test_leases_are_renewed_for_as_long_as_a_gate_is_closed(tmp_path: Path) -> None:
-    """CKPT-LEASE-015: a capture that takes longer than a lease: every participant is renewed, each third, and none opens."""
+    """CKPT-LEASE-015: a capture that takes longer than a lease: every one is renewed, each third, and none opens."""
     servers = three_servers()
     servers[2].hold["commit"] = asyncio.Event()
     times: list[float] = []
