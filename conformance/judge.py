@@ -136,7 +136,7 @@ class Judge:
             faults = self._head_faults(head, self._heads.iter_response_errors(request, response))
             if body == b"" and response.content_type == FILE_MEDIA_TYPE:
                 return faults
-            return faults + _sentences(self._bodies.iter_response_errors(request, response))
+            return list(dict.fromkeys([*faults, *_sentences(self._bodies.iter_response_errors(request, response))]))
 
     def problem_faults(self, status: int, problem: Any, operation: str) -> dict[str, str]:
         """Return where a problem document disagrees with the error catalogue, by the requirement that it breaks.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from spec import wire as names
 from spec.wire import CheckpointId, ControllerPair
 
 PATIENT_MS = 8_000
+NAMED = 6
 Stale = Literal["controller", "epoch", "incarnation", "id-epoch"]
 Send = Callable[[Fault | None], Reply]
 
@@ -65,7 +66,7 @@ class ItemCalls(Walk):
     def start(self, items: Sequence[tuple[Piece, int]], *, how: How | None = None, **variation: Any) -> Reply | None:
         """Send a batch of starts: pieces and attempts."""
         call, send = self.compose_start(items, how or How(), **variation)
-        shown = ", ".join(f"{piece.rollout_id}/a{attempt}" for piece, attempt in items)
+        shown = _named(f"{piece.rollout_id}/a{attempt}" for piece, attempt in items)
         words = f"start {shown}{(how or How()).words}"
         reply = self.agent.call(call, lambda: send(variation.get("fault")), words)
         if reply is not None and reply.ok:
@@ -132,7 +133,7 @@ class ItemCalls(Walk):
         how = how or How()
         for participant in self.everyone:
             call, send = self.compose_retire(participant, through, how)
-            shown = ", ".join(f"{key} through {attempt}" for key, attempt in through.items())
+            shown = _named(f"{key} through {attempt}" for key, attempt in through.items())
             watch = self.watches[participant.name]
             reply = watch.call(call, lambda: send(fault), f"retire {shown}{how.words} at {participant.name}")  # noqa: B023  # called at once
             for entry in reply["outcomes"] if reply is not None and reply.ok else ():
@@ -183,6 +184,12 @@ class ItemCalls(Walk):
 _EXPECT = names.HEADER_EXPECT_INCARNATION
 ANOTHER_DIGEST = names.bytes_digest(b"another")
 _ANY = CheckpointId(1, 0)
+
+
+def _named(rows: Iterable[str]) -> str:
+    """Return the rows in one line, cut where there are many."""
+    found = list(rows)
+    return ", ".join(found[:NAMED]) + (f" … {len(found)} in all" if len(found) > NAMED else "")
 
 
 def _without_guest(state: Any, key: str) -> Any:

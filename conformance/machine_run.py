@@ -63,7 +63,7 @@ class Allowance:
 ALLOWANCES: Mapping[str, Allowance] = {
     "quick": Allowance(2.5, 4, tours=False),
     "demo": Allowance(5.0, 6, tours=False),
-    "default": Allowance(14.0, 8, tours=True, process_seconds=10.0),
+    "default": Allowance(12.0, 8, tours=True, process_seconds=9.0),
 }
 
 
@@ -197,6 +197,7 @@ class Run:
 
     def _tour(self, walk: Driver, cells: Sequence[str]) -> None:
         machine_tour.tour(walk, [name for name in cells if not self.visits[name]])
+        machine_tour.crowd(walk)
         left = [name for name in cells if not self.visits[name]]
         if left:
             raise Failed(

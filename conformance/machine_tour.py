@@ -19,6 +19,9 @@ from spec.wire import CheckpointId
 BETWEEN = ("committing", "restoring")
 """Phases that last no longer than the participant likes: they are met by a call that arrives during another one."""
 
+LARGEST_CROWD = 200
+"""Where more rollouts than that may be live, it is not tried whether one more is refused."""
+
 
 # --- two cycles ---
 
@@ -121,6 +124,24 @@ def tour(walk: Driver, missing: Iterable[str]) -> None:
             _REACH[phase](walk)
             _visit(walk, operation, *relation)
         walk.look()
+
+
+def crowd(walk: Driver) -> None:
+    """Start two rollouts more than may be live, and retire them all again."""
+    agent = walk.gym.agent
+    room, batch = agent.limit("max_live_rollouts"), agent.limit("max_batch")
+    if room > LARGEST_CROWD:
+        return
+    _idle(walk)
+    live = sum(1 for piece in walk.pieces.values() if walk.lives(piece))
+    pieces = [walk.place(KINDS["short"]) for _ in range(room - live + 2)]
+    groups = [pieces[start : start + batch] for start in range(0, len(pieces), batch)]
+    for group in groups:
+        walk.start([(piece, 0) for piece in group])
+    walk.look()
+    for group in groups:
+        walk.retire({piece.rollout_id: 0 for piece in group})
+    walk.look()
 
 
 def _idle(walk: Driver) -> None:

@@ -317,8 +317,9 @@ class Watch:
         possible = sorted(set(expected))
         shown = " · or · ".join(possible[:8]) + (f" · or {len(possible) - 8} more" if len(possible) > 8 else "")
         states = "; ".join(sorted({_shown(state) for state in self.states})[:4])
+        where = "" if words.endswith(f" at {self.name}") else f" at {self.name}"
         raise Failed(
-            f"{words} at {self.name}, in {states}",
+            f"{words}{where}, in {states}",
             expected=shown or "nothing that the model knows",
             got=got,
             requirements=requirements,
