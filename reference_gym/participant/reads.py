@@ -7,11 +7,9 @@ import asyncio
 from typing import Any
 
 from reference_gym.participant.clock import within
-from reference_gym.participant.core import Core
-from reference_gym.participant.errors import (
-    NotFound,
-)
+from reference_gym.participant.errors import NotFound
 from reference_gym.participant.feed import page_text
+from reference_gym.participant.judging import Judging
 from spec.wire import PROTOCOL_VERSION
 
 _COUNTS = (
@@ -26,7 +24,7 @@ _COUNTS = (
 )
 
 
-class Reads(Core):
+class Reads(Judging):
     """The operations that change nothing."""
 
     def capabilities(self) -> dict[str, Any]:

@@ -164,7 +164,10 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """JSON text in UTF-8 that the author has encoded, without line breaks outside of strings (escape them)."""
+    """JSON text in UTF-8 that the author has encoded, without line breaks outside of strings (escape them).
+
+    What the author does not encode is encoded on the event loop, in some five milliseconds per megabyte.
+    """
 
     text: bytes
 

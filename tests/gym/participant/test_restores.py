@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from reference_gym.participant import EnvironmentInfo, Participant, ProtocolError, Sessions, StateSchema
+from reference_gym.participant import EnvironmentInfo, Participant, ProtocolError, Sessions, StateSchema, restorer
 from reference_gym.participant.errors import SessionLost, StaleAttempt
 from spec import wire
 from tests.gym.participant.kit import POLICY, Counter, Gym, MovedClock, settle, until
@@ -195,6 +196,30 @@ async def test_the_policy_of_a_restore_replaces_the_saved_one(gym: Gym, tmp_path
         await other.resume("2-1")
         await until(lambda other=other: 2 == len(other.loop.calls))
         assert {expected} == {url for _, url in other.loop.calls}
+
+
+async def test_a_restore_that_takes_longer_than_its_limit_goes_on_and_a_repeat_joins_it(
+    gym: Gym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N4, CKPT-TIME-006: 504 that says so, with another time limit the same work, each session is built once."""
+    digest, _ = await example(gym)
+    free, real = threading.Event(), restorer.make_plan
+
+    def slow(*what: Any) -> Any:
+        assert free.wait(10)
+        return real(*what)
+
+    monkeypatch.setattr(restorer, "make_plan", slow)
+    other = Gym(tmp_path)
+    for limit in (1, 20):
+        late = await refused(other.restore("2-1", "1-1", digest, ROWS, timeout_ms=limit))
+        assert ("deadline_exceeded", 504, True) == (late.code, late.status, late.extra["continues"])
+        assert "restoring" == other.status["phase"]
+    joined = asyncio.ensure_future(other.restore("2-1", "1-1", digest, ROWS))
+    await settle()
+    free.set()
+    assert 2 == (await joined)["restored_count"] == len(other.counters)
+    await other.participant.close()
 
 
 async def test_fifty_restores_at_once_run_once(gym: Gym, tmp_path: Path) -> None:

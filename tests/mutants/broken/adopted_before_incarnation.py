@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_gym.participant.core import Caller, Core
+from reference_gym.participant.core import Caller
+from reference_gym.participant.judging import Judging
 from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
@@ -16,7 +17,7 @@ BREAKS = ("CKPT-ORDER-004", "CKPT-ORDER-001", "CKPT-ID-037", "CKPT-CTRL-002", "C
 def apply() -> None:
     """Break it."""
 
-    @wrap(Core, "_admit")
-    def admit(original: Any, self: Core, caller: Caller) -> None:
+    @wrap(Judging, "_admit")
+    def admit(original: Any, self: Judging, caller: Caller) -> None:
         self.move(self.machine.adopt(caller.controller, self.clock.now()))
         original(self, caller)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from reference_gym.participant.core import Core
+from reference_gym.participant.judging import Judging
 from spec.wire import CheckpointId
 from tests.mutants.seam import wrap
 
@@ -20,9 +20,9 @@ BREAKS = ("CKPT-LEASE-008", "CKPT-STATUS-005")
 def apply() -> None:
     """Break it."""
 
-    @wrap(Core, "_serving")
+    @wrap(Judging, "_serving")
     @contextmanager
-    def serving(original: Any, self: Core, checkpoint_id: CheckpointId) -> Iterator[None]:
+    def serving(original: Any, self: Judging, checkpoint_id: CheckpointId) -> Iterator[None]:
         def renew() -> None:
             if self._is_open(checkpoint_id) and (opened := self.machine.open) is not None:
                 until = max(self.machine.lease_until or 0.0, self.clock.now() + opened.lease_ms / 1000)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from reference_gym.participant.core import Caller, Core
+from reference_gym.participant.core import Caller
+from reference_gym.participant.judging import Judging
 from tests.mutants.seam import wrap
 
 TARGETS = "lease"
@@ -17,8 +18,8 @@ BREAKS = ("CKPT-LEASE-005", "CKPT-LEASE-007")
 def apply() -> None:
     """Break it."""
 
-    @wrap(Core, "_admit")
-    def admit(original: Any, self: Core, caller: Caller) -> None:
+    @wrap(Judging, "_admit")
+    def admit(original: Any, self: Judging, caller: Caller) -> None:
         original(self, caller)
         machine = self.machine
         if machine.open is not None and machine.lease_until is not None:
