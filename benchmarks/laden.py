@@ -11,8 +11,10 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import random
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +47,7 @@ POOL = " ".join(f"{number:x}" * 3 for number in range(1, 200_000))
 
 @dataclass(slots=True)
 class Worst:
-    """The longest stall since the last mark, in seconds: on the clock, and as far as this process was busy."""
+    """The longest stall since the last mark, in seconds: on the clock, and what of it is this process's own."""
 
     wall: float = 0.0
     own: float = 0.0
@@ -57,23 +59,36 @@ class Watch:
 
     A tick is late by what the loop's own callbacks took and by its waits for the interpreter's lock, which is what a
     client feels. A watching thread would wait for the same lock and add that to what it sees.
+
+    What the machine gave to others is not this process's own: the time for which this thread was ready to run and was
+    not run, as the kernel counts it, is taken off; and nothing is own for which no thread of this process was busy.
     """
 
     def __init__(self) -> None:
         self.worst = Worst()
+        try:
+            self._scheduled = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._scheduled = -1
+
+    def _queued(self) -> float:
+        """Return for how long this thread was ready to run and was not run, in seconds."""
+        if self._scheduled < 0:
+            return 0.0
+        return int(os.pread(self._scheduled, 100, 0).split()[1]) / 1e9
 
     async def run(self) -> None:
         """Tick until cancelled."""
-        last, busy = time.perf_counter(), time.process_time()
+        last, busy, queued = time.perf_counter(), time.process_time(), self._queued()
         while True:
             await asyncio.sleep(TICK_S)
-            now, used = time.perf_counter(), time.process_time()
+            now, used, waited = time.perf_counter(), time.process_time(), self._queued()
             late = now - last - TICK_S
-            own = min(late, used - busy)  # What the machine gave to others is not this process's fault.
+            own = min(late - (waited - queued), used - busy)
             worst = self.worst
             worst.wall, worst.own = max(worst.wall, late), max(worst.own, own)
             worst.over += own > 0.020
-            last, busy = now, used
+            last, busy, queued = now, used, waited
 
     def take(self) -> dict[str, float]:
         """Return the worst in milliseconds, and begin anew."""

@@ -3,8 +3,8 @@
 
 Run as ``python -m benchmarks.stalls``; see ``--help``. The Gym is a process of its own, the garbage collector on,
 boundaries going on at a low rate. *stall* is the longest time for which its event loop served nobody, on the clock;
-*own* is the part of it in which the Gym's process was busy: the rest is what the machine gave to others. The rows
-*nothing* are the control: what is there when nothing is asked for.
+*own* is what of it is the Gym's: without the time for which its loop was ready to run and the machine ran others, and
+at most what the process was busy. The rows *nothing* are the control: what is there when nothing is asked for.
 """
 
 from __future__ import annotations
