@@ -5,6 +5,7 @@ Knows no environment but the one of ``conformance``, and no web framework but in
 ``state`` (what to implement) and ``rollout`` (what the agent loop holds), builds a ``Participant``, adds ``Sessions``
 or parts of its own, and serves it with ``serve_aiohttp`` or ``serve_asgi``. Beside that, ``policy`` asks the policy,
 with retries and time budgets, and ``serving`` ends the process as it should; ``examples/fastapi_gym`` shows it all.
+A process that is nothing but a Gym lets ``collecting`` choose when all of its objects are looked through for garbage.
 """
 
 from __future__ import annotations
