@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -180,7 +181,8 @@ class Outcome:
             named = "".join(f" {name}={'|'.join(sorted(allowed))}" for name, allowed in self.fields.items())
             return f"{self.status} {self.code}{named}"
         if self.outcomes is not None:
-            return f"{self.status} outcomes {', '.join('|'.join(sorted(one)) for one in self.outcomes)}"
+            runs = [(name, len(list(run))) for name, run in groupby("|".join(sorted(one)) for one in self.outcomes)]
+            return f"{self.status} outcomes {', '.join(f'{name} × {n}' if n > 1 else name for name, n in runs)}"
         shown = {name: sorted(map(str, allowed)) for name, allowed in self.fields.items()}
         return f"{self.status} " + " ".join(f"{name}={'|'.join(values)}" for name, values in shown.items())
 

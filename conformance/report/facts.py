@@ -23,7 +23,7 @@ VERDICT_WORDS: Mapping[int, str] = {
     3: "the suite itself went wrong",
     4: "flaky",
 }
-STATUS_ORDER = ("failed", "flaky", "not_run", "passed", "not_applicable", "planned", "excluded")
+STATUS_ORDER = ("failed", "flaky", "passed", "not_run", "not_applicable", "planned", "excluded")
 
 
 @dataclass(frozen=True)

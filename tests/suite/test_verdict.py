@@ -166,3 +166,16 @@ def test_the_terminal_shows_the_failure(made: report.Report) -> None:
     shown = console.export_text()
     for part in ("CKPT-COMMIT-003", "1. hold", "expected  409 not_ready", "got       200", "--only", "not conformant"):
         assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"), [("default", "never visited: idle × renew"), ("quick", "1 cells were not visited")]
+)
+def test_a_cell_that_was_not_visited_is_red_only_where_all_are_promised(
+    made: report.Report, budget: str, said: str
+) -> None:
+    """A shorter budget says so, and blames nobody."""
+    machine = {"visits": {"idle × prepare": 2, "idle × renew": 0}, "unvisited": ["idle × renew"]}
+    html = report.page({**made.data, "machine": machine, "suite": {**made.data["suite"], "budget": budget}})
+    assert "1 of 2 cells visited, 2 times" in html
+    assert said in html
