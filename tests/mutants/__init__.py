@@ -7,5 +7,5 @@ and says in one sentence what that breaks; `BREAKS` names the requirements, writ
     python -m tests.mutants list
     python -m tests.mutants serve NAME -- --config gym.yaml --announce announce.json
     python -m tests.mutants target NAME > target.yaml; gym-conformance run --target target.yaml
-    python -m tests.mutants run [--jobs 2] [--only NAME] [--budget default]
+    python -m tests.mutants run [--jobs 2] [--only NAME] [--narrow] [--processes three] [--resume]
 """
