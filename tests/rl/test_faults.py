@@ -95,6 +95,47 @@ async def one_fault(
     assert health_of(run).consecutive == 0
 
 
+@pytest.mark.parametrize("operation", ["capabilities", "status", "restore", "resume", "abort"])
+async def test_no_fault_of_a_restart_ends_the_run(tmp_path: Path, operation: str) -> None:
+    """C20: each fault once at each call of a restart: repeated or tried anew, the saved turns are continued."""
+    servers = three_servers()
+    agent = servers[0]
+    async with serving(*servers):
+        async with running(settings(tmp_path / "run", agent)) as run:
+            await under_way(run, agent)
+            assert "published" == (await run.snapshot()).outcome
+        for fault in FAULTS:
+            for server in servers:
+                server.new_life()
+            servers[2].faults = {operation: Fault(fault, times=1)}
+            async with running(settings(tmp_path / "run", agent, **QUICK)) as run:
+                restarted = await run.event("restarted")
+                assert 0 == servers[2].faults[operation].times, f"{fault} was never met"
+                assert ["continued"] * 3 == [r["how"] for r in restarted["rollouts"]], fault
+                assert [1, 1, 1] == [agent.runs[f"r1_g0_s{n}"].turns for n in range(3)]
+        async with running(settings(tmp_path / "run", agent)) as run:
+            await until(lambda: len(agent.runs) == 3, "all run")
+            await finish(run, agent)
+
+
+async def test_no_fault_of_a_retire_loses_a_rollout(tmp_path: Path) -> None:
+    """C20: each fault once, while a stopped rollout is retired: it starts again under the next attempt."""
+    servers = three_servers()
+    agent = servers[0]
+    async with serving(*servers), running(settings(tmp_path / "run", agent, **QUICK)) as run:
+        await under_way(run, agent)
+        for fault in FAULTS:
+            before = agent.runs["r1_g0_s1"].attempt
+            servers[2].faults = {"retire": Fault(fault, times=1)}
+            agent.runs["r1_g0_s1"].state = "restart"
+            await until(
+                lambda before=before: "r1_g0_s1" in agent.runs and agent.runs["r1_g0_s1"].attempt > before,
+                f"{fault}: its next attempt runs",
+            )
+            assert 0 == servers[2].faults["retire"].times
+        await finish(run, agent)
+
+
 @pytest.mark.parametrize("fault", ["500", "502", "reset_before", "reset_after", "cut_json", "html"])
 async def test_no_fault_of_the_data_calls_loses_or_doubles_a_result(tmp_path: Path, fault: str) -> None:
     """C07, C20: starts, results and ACKs are repeated until they are through, each result counts once."""

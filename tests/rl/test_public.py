@@ -84,6 +84,21 @@ def test_the_public_names_are_pinned() -> None:
     assert all(hasattr(reference_rl, name) for name in NAMES)
 
 
+def test_every_public_name_and_method_says_what_it_is() -> None:
+    """A summary that is a sentence on each class, function and method; whatever has arguments of its own names them."""
+    silent = []
+    for name in NAMES:
+        thing = getattr(reference_rl, name)
+        if inspect.isclass(thing):
+            own = [(f"{name}.{n}", m) for n, m in vars(thing).items() if inspect.isfunction(m) and n[0] != "_"]
+            for said, method in [(name, thing), *own]:
+                if not (method.__doc__ or "").strip().split("\n")[0].rstrip().endswith((".", ":", ",", ";")):
+                    silent.append(said)
+        elif inspect.isfunction(thing) and not (thing.__doc__ or "").strip():
+            silent.append(name)
+    assert [] == silent
+
+
 def test_every_error_is_in_the_drawn_tree() -> None:
     """The module of errors opens with its tree, and the tree is whole."""
     classes = [n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, Exception)]
