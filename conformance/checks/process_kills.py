@@ -317,7 +317,7 @@ def a_kill_in_restored_fences_what_was_installed(case: Case) -> None:
 def budgets_stop_while_the_process_is_down(case: Case) -> None:
     """C28: down for longer than the whole budget: with the incarnation kept the rollout still succeeds."""
     must_remember(case)
-    budget_ms = case.patience.ms(1_200)
+    budget_ms = case.patience.ms(2_000)
     rollout = case.start_at(1, episode_ms=budget_ms)
     case.step("SIGKILL the Gym, and leave it down for longer than the budget")
     case.process.kill()

@@ -89,3 +89,28 @@ def the_sets_of_a_cut_do_not_overlap(case: Case) -> None:
     counts = case.agent.status()["counts"]
     got = (counts["admitted"], counts["released"], counts["live"])
     case.equal((32, ACKED, GOING + ONCE), got, "10 + 15 + 7", "CKPT-STATUS-015", "CKPT-STATUS-024")
+
+
+@check("CKPT-FEED-006", "CKPT-FEED-004", "CKPT-FEED-016", profile="turn-recovery", features=COMMON, storage=True)
+def an_old_cursor_gets_everything(case: Case) -> None:
+    """N2: 10 results were read, 15 rollouts live; restored, 5 of them end: the old cursor gets all 15 results."""
+    a = case.agent
+    reset(case)
+    read = {receipt["rollout_id"] for receipt in finish_crowd(case, ACKED)}
+    page = a.get_results()
+    while page["more"]:
+        page = a.get_results(after=page["next"])
+    live = case.start_crowd(GOING, 1)
+    restore_cut(case, take_cut(case))
+    others = live[:5]
+    case.release(*others)
+    wanted = read | {rollout.rollout_id for rollout in others}
+    case.until(lambda: wanted <= set(a.results()), "all results are there", "CKPT-FEED-016")
+    seen, after, feed = set[str](), page["next"], page["feed"]
+    more = True
+    while more:
+        reply = case.accepted(a.get_results(after=after, limit=4), "a read with the old cursor", "CKPT-FEED-006")
+        case.true(reply["feed"] != feed, "a new feed", "CKPT-FEED-004", got=feed)
+        seen |= {row["receipt"]["rollout_id"] for row in reply["results"]}
+        after, more = reply["next"], reply["more"]
+    case.equal(wanted, seen, "what the old cursor leads to", "CKPT-FEED-006", "CKPT-FEED-016")
