@@ -25,6 +25,7 @@ def test_without_turn_recovery_six_turns_are_paid_twice_and_with_it_none(
     assert {"0": 6, "3": 0} == summary["turns_thrown_away"]
     assert summary["bodies_equal_to_uninterrupted"] is True
     assert [0, 1, 1] == [count["cut_off"] for count in summary["columns"]["3"]["siblings"].values()]
+    assert 5 + 2 + 4 == summary["columns"]["3"]["token_rows"], "a row for each turn that the snapshot holds"
     before, after = summary["columns"]["3"]["urls_before_and_after"]
     assert 3 == len(before) == len(after)
     assert not set(before) & set(after)

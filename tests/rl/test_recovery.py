@@ -9,9 +9,10 @@ import pytest
 
 from reference_rl import epochs, queries, transitions
 from reference_rl.errors import RecoveryFailed, Superseded
+from reference_rl.managed import ManagedSession
 from reference_rl.records import Reservation
 from tests.rl.harness import QUICK, Running, results_of, running, settings, until
-from tests.rl.scripted import Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
+from tests.rl.scripted import ENVIRONMENT, Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 
 A, B, C = "r1_g0_s0", "r1_g0_s1", "r1_g0_s2"
 SURVIVES = {"trainer": {"survives": True}}
@@ -402,8 +403,11 @@ async def test_a_late_start_of_an_old_attempt_changes_nothing(tmp_path: Path) ->
         async with running(settings(tmp_path / "run", gym, tasks={"siblings": 1})) as run:
             await run.event("restarted")
             assert [{"rollout_id": A, "through_attempt": 0}] == calls_of(gym)["restore"][0]["fences"]
-            late = {"rollout_id": A, "attempt": 0, "task_digest": "d"}
-            assert "stale_attempt" == gym._start(late, {})["outcome"]
+            assert isinstance(run.session, ManagedSession)
+            late = {"rollout_id": A, "attempt": 0, "environment": ENVIRONMENT, "task": {}, "task_digest": "d"}
+            client = run.session.managers["gym"].gym.owner.client
+            reply = await client.start([late], {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "responses"})
+            assert ["stale_attempt"] == [outcome.outcome for outcome in reply.outcomes]
             assert [(0, 1)] == await finished(run, gym)
 
 
