@@ -215,6 +215,19 @@ def nothing_thrown_away(bench: Bench, *, must_adopt: bool) -> list[str]:
     return found
 
 
+def consumed_twice(bench: Bench) -> list[str]:
+    """I3: the trainer takes a rollout once, unless it went back to a snapshot in between."""
+    found, taken = [], set()
+    for event in bench.events("trained", "rolled_back"):
+        if event["event"] == "rolled_back":
+            taken.clear()
+        for rollout_id in event.get("rollouts", ()):
+            if rollout_id in taken:
+                found.append(f"I3: the trainer took {rollout_id} twice")
+            taken.add(rollout_id)
+    return found
+
+
 def any_restored(event: Mapping[str, Any]) -> bool:
     """Return whether an event reports a restore from a snapshot."""
     if event["event"] == "gym_recovered":
@@ -242,7 +255,7 @@ def of_the_run(
 ) -> list[str]:
     """Return everything that a run that is done has violated; ``must_adopt``: no restore was called for."""
     found = regenerated(bench) + gone_back(bench) + newest_was_used(bench)
-    found += nothing_thrown_away(bench, must_adopt=must_adopt) + published(bench)
+    found += nothing_thrown_away(bench, must_adopt=must_adopt) + published(bench) + consumed_twice(bench)
     found += [text for seen in bench.seen for text in _sum(f"{seen.role} {seen.when}", seen.status)]
     return found + at_the_end(bench, statuses, yardstick)
 
@@ -283,7 +296,7 @@ async def of_the_stale(bench: Bench) -> list[str]:
         for start in await _stale_starts(bench, owner) if owner in told else ():
             got = await call(owner, "rollouts", {"policy": policy, "rollouts": [start]})
             outcome = got[1]["outcomes"][0]["outcome"] if got[0] == 200 else got
-            if outcome not in ("stale_attempt", "released"):
+            if outcome != "stale_attempt":
                 found.append(f"I4: {owner} answered {start} with {outcome}")
     if before != await bench.statuses():
         found.append("I4: stale calls changed something")
@@ -296,14 +309,14 @@ async def _stale_starts(bench: Bench, owner: str) -> list[dict[str, Any]]:
     What was released before the snapshot from which a Gym without a memory came back is nothing that it could know.
     """
     with contextlib.closing(_ledger_of(bench)) as con:
-        rows = {row.rollout_id: row for row in queries.rollouts(con)}
-    known = (await bench.ask(owner, "rollouts"))["rollouts"]
+        rows = queries.rollouts(con)
     names = ("rollout_id", "environment", "task_digest")
-    return [
-        {name: getattr(row, name) for name in names} | {"task": dict(row.task), "attempt": attempt}
-        for row, highest in ((rows[entry["rollout_id"]], entry["attempt"]) for entry in known)
-        for attempt in range(highest)
-    ]
+    starts = []
+    for row in rows:
+        known = await bench.ask(owner, f"rollouts/{row.rollout_id}")  # what ended long ago is not listed any more
+        start = {name: getattr(row, name) for name in names} | {"task": dict(row.task)}
+        starts += [start | {"attempt": attempt} for attempt in range(known.get("attempt", 0))]
+    return starts
 
 
 async def _incarnation(bench: Bench, http: aiohttp.ClientSession, role: str) -> str:

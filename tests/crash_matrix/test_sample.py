@@ -143,6 +143,28 @@ def test_a_rollout_that_failed_after_the_cut_may_begin_again(tmp_path: Path) -> 
     assert [] == judge.regenerated(bench)
 
 
+def test_a_rollout_that_the_trainer_takes_twice_is_found(tmp_path: Path) -> None:
+    """I3: once for each time that the trainer went back, and no more."""
+    trained = {"event": "trained", "rollouts": ["m_g0_s1"]}
+    events = [trained, {"event": "rolled_back"}, trained]
+    bench = bench_with(tmp_path, events, [], [])
+    assert [] == judge.consumed_twice(bench)
+    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, trained]))
+    assert ["I3: the trainer took m_g0_s1 twice"] == judge.consumed_twice(bench)
+
+
+def test_a_finished_turn_that_is_asked_for_again_is_found_without_any_restore(tmp_path: Path) -> None:
+    """I2, C25: by the policy's log alone; behind a restore only what its snapshot does not list."""
+    calls = [Call("m_g0_s1", 0, turn, NOW - 9 + turn) for turn in (1, 2, 3, 4)]
+    again = [Call("m_g0_s1", 1, turn, NOW + turn) for turn in (3, 2)]
+    kills = [Kill(NOW, ("all",), "x", 0, 1)]
+    assert 2 == len(judge.gone_back(bench_with(tmp_path, [], calls + again, kills)))
+    (tmp_path / "run" / "events.jsonl").write_text(json.dumps(RESTARTED) + "\n")
+    bench = Bench(cast(Any, None), tmp_path, MatrixPolicy(calls=calls + again), {})
+    bench.kills, bench.listed["1-1"] = kills, {"m_g0_s1": 2}
+    assert ["I2: turn 2 of m_g0_s1 was finished, and is asked for again"] == judge.gone_back(bench)
+
+
 def test_an_older_snapshot_than_the_newest_is_found(tmp_path: Path) -> None:
     """I6: 1-2 was published, 1-1 was restored."""
     assert 1 == len(judge.newest_was_used(bench_with(tmp_path, [*PUBLISHED, RESTARTED], [], [])))
