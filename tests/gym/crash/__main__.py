@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,19 @@ def _show(verdicts: Sequence[Verdict], faults: dict[str, list[Verdict]], lives: 
         console.print(f"{action}: {len(each)} points of one process, {len(wrong)} red", *wrong, sep="\n  ")
     for form, life in lives.items():
         fault = "" if life.fault is None else f": {life.fault}"
-        told = f"{life.kills} kills, {life.turns} finished turns, {life.lost} lost, {life.renewed} new incarnations"
+        done = f"{life.turns} finished turns, {life.cuts} cuts"
+        told = f"{life.kills} kills, {done}, {life.lost} lost, {life.renewed} new incarnations"
         console.print(f"{form}: {told}{fault}")
 
 
 def _say(verdict: Verdict) -> None:
     at = verdict.visit
     print(f"{at.form} {at.victim} {at.point}:{at.nth} {verdict.word}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+
+
+def _say_life(form: str, lives: Lives) -> None:
+    told = f"{form} {lives.kills} kills {lives.turns} turns {lives.cuts} cuts {lives.lost} lost"
+    print(told, file=sys.stderr, flush=True)  # noqa: T201 - progress
 
 
 async def _run(
@@ -108,7 +115,9 @@ async def _run(
     lives: dict[str, Any] = {}
     if options.kills:
         for form in [options.form] if options.form else [*ROLES]:
-            lives[form] = await soak(directory / f"soak-{form}", form, options.kills, options.seed)
+            lives[form] = await soak(
+                directory / f"soak-{form}", form, options.kills, options.seed, seen=partial(_say_life, form)
+            )
     return verdicts, faults, lives
 
 

@@ -115,9 +115,9 @@ async def _judge_rollouts(gym: MortalGym, known: Known) -> None:
             gym.watched["agent"].result(result)
     for rollout, through in known.fenced.items():
         assert "stale_attempt" == await outcome(gym, known, rollout, through)
-    for rollout, receipt in known.released.items():
-        reply = await gym.post("agent", "/acks", {"receipts": [receipt]})
-        assert "already_released" == reply["outcomes"][0]["outcome"] or known.replaced, (rollout, reply)
+    reply = await gym.post("agent", "/acks", {"receipts": [*known.released.values()]})
+    outcomes = {each["outcome"] for each in reply["outcomes"]}
+    assert outcomes <= {"already_released"} or known.replaced, reply
     if known.replaced:
         return
     for rollout, receipt in known.results.items():

@@ -98,6 +98,7 @@ class MortalGym(RunningGym):
     lives: dict[str, int] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     judged: bool = True
+    cuts: int = 0
     watched: dict[str, Watched] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

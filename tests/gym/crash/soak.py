@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,33 @@ from tests.gym.stubs import PolicyStub, until
 SCRIPT: list[Any] = [[("add", {"n": 1}), ("grow", {"bytes": 200})], *[[("add", {"n": 2})]] * (RUN_TURNS - 2), "done"]
 LOG = {"sync": "commit", "segment_bytes": 65_536}
 AT_ONCE = 12
+STARTED = 4
+A_GYM = 20
+"""How many lives one Gym has: what is known of it grows, and is compared whole after each."""
 MOST_CALLS = 40
 
 
 @dataclass
 class Lives:
-    """What came of a soak; ``turns`` are those on which something outside depended when a life ended."""
+    """What came of a soak; ``turns`` are those on which something outside depended, ``cuts`` what was committed."""
 
     kills: int = 0
     turns: int = 0
+    cuts: int = 0
     lost: int = 0
     renewed: int = 0
     fault: str | None = None
 
 
-async def soak(directory: Path, form: str, kills: int, seed: int, *, broken: str | None = None) -> Lives:
+async def soak(
+    directory: Path,
+    form: str,
+    kills: int,
+    seed: int,
+    *,
+    broken: str | None = None,
+    seen: Callable[[Lives], None] = lambda _: None,
+) -> Lives:
     """Kill a busy Gym that often; the incarnation has to be kept, because no effect reaches outside.
 
     Args:
@@ -40,26 +53,47 @@ async def soak(directory: Path, form: str, kills: int, seed: int, *, broken: str
         kills: how often.
         seed: of the instants.
         broken: what is wrong with the Gym, a key of ``zygote.BROKEN``.
+        seen: told after each life.
     """
     directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
     chosen = random.Random(seed)
     lives = Lives()
+    for first in range(0, kills, A_GYM):
+        if lives.fault is None:
+            await _gym(
+                directory / str(first), form, range(first, min(first + A_GYM, kills)), chosen, lives, broken, seen
+            )
+    return lives
+
+
+async def _gym(
+    directory: Path,
+    form: str,
+    numbers: range,
+    chosen: random.Random,
+    lives: Lives,
+    broken: str | None,
+    seen: Callable[[Lives], None],
+) -> None:
+    """Some lives of one Gym."""
+    directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
     async with PolicyStub(SCRIPT) as policy:
         gym = MortalGym(directory, form, limits={"policy_retry_ms": 60_000}, log=LOG, broken=broken)
         known = Known(policy)
+        turns, cuts = lives.turns, lives.cuts
         try:
             await gym.start()
             await gym.adopt()
             known.incarnations = dict(gym.incarnations)
-            for number in range(kills):
+            for number in numbers:
                 await _life(gym, known, lives, number, chosen)
+                lives.turns, lives.cuts = turns + sum(known.turns().values()), cuts + gym.cuts
+                seen(lives)
         except AssertionError as fault:
             lives.fault = str(fault)[:1000] or repr(fault)
             lives.lost += 1
         finally:
             await gym.close()
-        lives.turns = sum(known.turns().values())
-    return lives
 
 
 async def _life(gym: MortalGym, known: Known, lives: Lives, number: int, chosen: random.Random) -> None:
@@ -85,15 +119,15 @@ async def busy(gym: MortalGym, known: Known, life: int) -> None:
     number = 0
     while True:
         number += 1
+        running = known.started - known.results.keys()
+        for more in range(min(AT_ONCE - len(running), STARTED)):
+            await begin(gym, known, f"r{life}-{number}-{more}", task_of())
         await see_results(gym, known)
         for rollout in [each for each in known.results if each not in known.doubtful][:3]:
             await release(gym, known, rollout)
-        running = known.started - known.results.keys()
-        for more in range(AT_ONCE - len(running)):
-            await begin(gym, known, f"r{life}-{number}-{more}", task_of())
-        if number % 3 == 0:
-            checkpoint_id = gym.next_id()
-            await gym.prepare(checkpoint_id)
-            await gym.commit(checkpoint_id)
-            await gym.resume(checkpoint_id)
+        checkpoint_id = gym.next_id()
+        await gym.prepare(checkpoint_id)
+        await gym.commit(checkpoint_id)
+        gym.cuts += 1
+        await gym.resume(checkpoint_id)
         await see_progress(gym, known)
