@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from reference_gym import lifeline, logs, settings, supervisor
+from reference_gym import lifeline, logs, nursery, settings, supervisor
 from reference_gym.errors import SettingsError
 from reference_gym.participant.serving import leave
 
@@ -78,15 +78,22 @@ def _serve(
     logs.configure(
         token for token in (loaded.control_token, loaded.data_token, loaded.policy_token) if token is not None
     )
-    if role == "all" and loaded.settings.processes == "three":
-        parent = supervisor.Supervisor(loaded, config, insecure_no_auth=insecure_no_auth, file=announce)
-        return asyncio.run(parent.run())
-    descriptor = os.environ.pop(supervisor.LIFELINE_VARIABLE, None)
-    if descriptor is not None:
-        lifeline.hold(int(descriptor))
-    # A supervisor needs none of what a server needs, and is up so much earlier.
+    # Wrong settings are told at once; and three processes are forked from the one that has imported this.
     from reference_gym import server
 
+    handed = os.environ.pop(supervisor.LIFELINE_VARIABLE, None)
+    descriptor = None if handed is None else int(handed)
+    if role == "all" and loaded.settings.processes == "three":
+        pipe = os.pipe()
+        born = nursery.fork(supervisor.ROLES, pipe)
+        if not isinstance(born, str):
+            parent = supervisor.Supervisor(
+                loaded, config, insecure_no_auth=insecure_no_auth, file=announce, forked=born, lifeline=pipe
+            )
+            return asyncio.run(parent.run())
+        role, descriptor = born, pipe[0]
+    if descriptor is not None:
+        lifeline.hold(descriptor)
     if descriptor is None:
         return asyncio.run(server.serve(loaded, role, announce))
     loaded = _supervised(loaded, role)

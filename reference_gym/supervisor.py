@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three processes from one command: starts agent, model and resources, and starts each again that ends by itself.
 
-However it ended: a Gym without one of its participants serves nobody. Only the command itself is told to stop.
+However it ended: a Gym without one of its participants serves nobody. Only the command itself is told to stop. The
+first three are forked from this process, which has imported what they need; one that is started again is a new program.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from reference_gym import announce
 from reference_gym.announce import Listening
 from reference_gym.errors import SettingsError
+from reference_gym.nursery import Forked
 from reference_gym.participant.serving import end_after
 from reference_gym.settings import LoadedSettings
 
@@ -28,6 +31,7 @@ FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0
 SETTLED_S = 10.0
 CALLER = "agent"
+ROLES = (CALLER, "model", "resources")
 MAX_LINE = 1_048_576
 ENDED = 0.99
 """The part of the grace after which the command ends, whatever is left."""
@@ -42,7 +46,7 @@ class _Child:
     role: str
     peers: dict[str, str]
     port: int | None = None
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | Forked | None = None
     listening: Listening | None = None
     started: float = 0.0
     delay: float = field(default=FIRST_DELAY_S)
@@ -56,9 +60,20 @@ class Supervisor:
         config: the file.
         insecure_no_auth: handed on.
         file: where to announce, or None.
+        forked: the first three children, by role.
+        lifeline: the pipe of which the children watch the first end, and this process holds the second.
     """
 
-    def __init__(self, loaded: LoadedSettings, config: Path, *, insecure_no_auth: bool, file: Path | None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedSettings,
+        config: Path,
+        *,
+        insecure_no_auth: bool,
+        file: Path | None,
+        forked: Mapping[str, Forked],
+        lifeline: tuple[int, int],
+    ) -> None:
         self._loaded = loaded
         self._config = config
         self._insecure = insecure_no_auth
@@ -66,7 +81,8 @@ class Supervisor:
         self._children: list[_Child] = []
         self._stopping = asyncio.Event()
         self._told_at: float | None = None
-        self._death, self._life = os.pipe()
+        self._forked = forked
+        self._death, self._life = lifeline
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code.
@@ -123,12 +139,11 @@ class Supervisor:
 
     async def _start_all(self) -> None:
         ports = self._loaded.settings.ports
-        model = _Child("model", {}, ports.model or None)
-        resources = _Child("resources", {}, ports.resources or None)
-        agent = _Child("agent", {}, ports.agent or None)
-        self._children = [agent, model, resources]
-        # All three start together; only then is the agent told where the two others are.
-        await asyncio.gather(*(self._launch(child) for child in self._children))
+        now = asyncio.get_running_loop().time()
+        agent, model, resources = self._children = [
+            _Child(role, {}, getattr(ports, role) or None, self._forked[role], started=now) for role in ROLES
+        ]
+        # All three have started together; only then is the agent told where the two others are.
         await asyncio.gather(self._welcome(model), self._welcome(resources))
         assert model.listening is not None
         assert resources.listening is not None
