@@ -99,7 +99,8 @@ def _serve(
     loaded = _supervised(loaded, role)
     # The supervisor closes standard input of the others when the agent, which calls them, has ended.
     callers = None if role == "agent" else lifeline.still_open(sys.stdin.fileno())
-    return asyncio.run(server.serve(loaded, role, announce, callers=callers))
+    # Where all three listen is announced by the supervisor alone.
+    return asyncio.run(server.serve(loaded, role, None, callers=callers))
 
 
 def _supervised(loaded: settings.LoadedSettings, role: str) -> settings.LoadedSettings:

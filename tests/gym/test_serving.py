@@ -48,6 +48,22 @@ async def test_an_announcement_names_who_listens(tmp_path: Path) -> None:
         assert [10, 20, 30] == stages
 
 
+async def test_the_first_announcement_names_all_three(tmp_path: Path) -> None:
+    """Whoever waits for the file, and not for the line, finds everybody in it."""
+    file = tmp_path / "announce.json"
+    seen: list[str] = []
+
+    def appeared() -> bool:
+        if file.exists():
+            seen.append(file.read_text())
+        return bool(seen)
+
+    waiting = asyncio.create_task(until(appeared, "the file is there"))
+    async with gym_at(tmp_path, "three") as gym:
+        await waiting
+        assert gym.announced == json.loads(seen[0])
+
+
 async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     """SIGKILL of the command alone takes its three children along."""
     async with gym_at(tmp_path, "three") as gym:
