@@ -87,11 +87,17 @@ class Cut:
             raise Failed(f"the index has a row of {rollout_id}", expected="one row", got=f"rows of {sorted(rows)[:8]}")
         return dict(rows[rollout_id])
 
-    def continued(self, prefix: str = "") -> set[str]:
-        """Return the rollouts that can be continued: no index says `restart`, and a `turn` row in the first."""
+    def continued(self, owner: str) -> set[str]:
+        """Return the rollouts that can be continued.
+
+        A session may be in an index although its rollout has ended elsewhere (the owner of rollouts has lost it in a
+        kill, the owner of sessions has not): nobody continues that.
+
+        Args:
+            owner: the name of the owner of rollouts; its index says `turn`, and no index says `restart`.
+        """
         restarts = {key for part in self.parts.values() for key, row in part.rows.items() if row["state"] == "restart"}
-        turns = {key for part in self.parts.values() for key, row in part.rows.items() if row["state"] == "turn"}
-        return {key for key in turns - restarts if key.startswith(prefix)}
+        return {key for key, row in self.parts[owner].rows.items() if row["state"] == "turn"} - restarts
 
 
 def target_for(case: Case, participant: Participant, label: str, *, http: bool = False) -> tuple[Json, Path]:
@@ -261,10 +267,11 @@ def plan(
     Args:
         case: whose book of attempts is used.
         cut: what is restored.
-        only: continue these rollouts alone; default: all that can be continued.
+        only: continue these rollouts alone; default: all of this check that can be continued.
         keep: keep the results of these rollouts alone; default: all that the cut holds.
     """
-    chosen = cut.continued() if only is None else cut.continued() & set(only)
+    # What an earlier check left behind is fenced: this one's book knows nothing of its attempts.
+    chosen = cut.continued(case.agent.name) & set(case.attempts if only is None else only)
     next_attempts = {key: case.next_attempt(key) for key in sorted(chosen)}
     lists: dict[str, list[Json]] = {}
     for name, part in cut.parts.items():

@@ -70,6 +70,12 @@ WALK = _check(
     "CKPT-RETIRE-001",
     "CKPT-DIR-009",
     "CKPT-FEED-001",
+    "CKPT-COMMIT-026",
+    "CKPT-COMMIT-028",
+    "CKPT-EFFECT-001",
+    "CKPT-EFFECT-008",
+    "CKPT-EFFECT-010",
+    "CKPT-EFFECT-017",
 )
 TABLE = _check(
     "machine_table",
@@ -90,11 +96,25 @@ PROCESS = _check(
     "CKPT-PHASE-011",
     "CKPT-PHASE-013",
     "CKPT-PHASE-015",
+    "CKPT-PHASE-018",
     "CKPT-ID-020",
     "CKPT-ID-027",
     level=1,
 )
 
+
+BY_CHANCE: Final = frozenset(
+    {
+        "CKPT-COMMIT-026",
+        "CKPT-COMMIT-028",
+        "CKPT-EFFECT-001",
+        "CKPT-EFFECT-008",
+        "CKPT-EFFECT-010",
+        "CKPT-EFFECT-017",
+        "CKPT-PHASE-018",
+    }
+)
+"""What a walk may never come to: the machine counts its visits there, and leaves out what had none."""
 
 MACHINE_CHECKS: Final = (CYCLES, WALK, TABLE, PROCESS)
 """All of them, in the order in which they are run."""

@@ -108,6 +108,11 @@ class FaultRules(Machine):
             if resume_first:
                 self.named(id, "resume", How())
             self.walk.until_written()
+        status = self.walk.agent.participant.status()
+        if (status["phase"], status["checkpoint_id"]) == ("prepared", str(id)):
+            self.walk.visits["CKPT-COMMIT-026"] += 1
+        elif status["last"] and (status["last"]["checkpoint_id"], status["last"]["ended_as"]) == (str(id), "failed"):
+            self.walk.visits["CKPT-COMMIT-028"] += 1
 
     @rule(rollout=rollouts, way=st.sampled_from(probe.WAYS))
     def probe(self, rollout: str, way: str) -> None:

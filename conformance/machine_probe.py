@@ -33,12 +33,13 @@ def send(walk: Walk, piece: Piece, way: str) -> None:
     words = f"probe ({way}) for {rollout_id} as attempt {attempt}, {request_id} {calls[0].name}"
     walk.case.step(f"{words} → {reply.brief[:80]}")
     got = f"{reply.status} {reply.code}" if reply.code else str(reply.status)
+    broken = {"repeat": "CKPT-EFFECT-001", "stale": "CKPT-EFFECT-008", "unknown": "CKPT-EFFECT-010"}[way]
     if got != expected:
-        broken = {"repeat": "CKPT-EFFECT-001", "stale": "CKPT-EFFECT-008", "unknown": "CKPT-EFFECT-010"}[way]
         raise Failed(words, expected=expected, got=reply.brief, requirements=(broken,))
     after = len(walk.case.world.calls(rollout_id=piece.rollout_id))
     if after != outside:
         raise Failed(words, expected="no effect", got="an effect in the world", requirements=("CKPT-EFFECT-017",))
+    walk.visits.update([broken, "CKPT-EFFECT-017"] if way == "repeat" else [broken])
 
 
 def _stands(held: Rollout) -> bool:

@@ -21,7 +21,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from conformance import curl, machine_tour
 from conformance.case import Bench
 from conformance.errors import Failed, Lost, NotOffered, SuiteError, SuiteFault
-from conformance.machine_checks import CYCLES, MACHINE_CHECKS, PROCESS, TABLE, WALK
+from conformance.machine_checks import BY_CHANCE, CYCLES, MACHINE_CHECKS, PROCESS, TABLE, WALK
 from conformance.machine_orders import Driver
 from conformance.machine_outside import KINDS
 from conformance.process_machine import ProcessMachine
@@ -256,7 +256,9 @@ class Run:
         while time.monotonic() < until and outcome.status == "passed":
             outcome = self._batch(check, machine, self.seed + next(number), until, batch, steps)
         exchanges = sum(len(transcript.steps) for transcript in self.transcripts[before:])
-        return replace(outcome, seconds=time.monotonic() - started, exchanges=exchanges)
+        missed = [key for key in check.requirements if key in BY_CHANCE and not self.visits[key]]
+        left_out = dict.fromkeys(missed, "no walk came to it")
+        return replace(outcome, seconds=time.monotonic() - started, exchanges=exchanges, left_out=left_out)
 
     def _batch(self, check: Check, machine: Any, seed: int, until: float, batch: int, steps: int) -> Outcome:
         self.seeds.append(seed)

@@ -107,6 +107,9 @@ class ProcessDriver(Driver):
                 stopped = frozenset(_uncertain(state, name) for state in watch.states)
                 certain = rollout.restart_only and rollout.loose is None
                 watch.states = stopped if certain else watch.states | stopped
+                kept = participant.capabilities["incarnation"] == before[participant.name]
+                if certain and kept and participant.owns("rollouts"):
+                    self.visits["CKPT-PHASE-018"] += 1
         self.look_after_restart(at_risk)
 
     def _at_risk(self) -> dict[str, Rollout]:

@@ -200,6 +200,9 @@ class Handler(BaseHTTPRequestHandler):
     def _typed(self, wanted: str) -> bytes:
         if isinstance(self._body, Refusal):
             raise self._body
+        codings = [coding.strip().lower() for coding in self.headers.get("Content-Encoding", "").split(",")]
+        if any(coding not in ("", "identity") for coding in codings):
+            raise Refusal("unsupported_media_type", "No content coding is decoded.")
         if self.headers.get("Content-Type", "").split(";")[0].strip().lower() != wanted:
             raise Refusal("unsupported_media_type", f"The body is not {wanted}.")
         return self._body or b""
