@@ -173,6 +173,7 @@ def _crowded(case: Case) -> tuple[Cut, list[Rollout], list[Rollout], list[Json]]
 @check(
     "CKPT-RESTORE-014",
     "CKPT-RESTORE-015",
+    "CKPT-FEED-004",
     profile="checkpoint",
     features=COMMON,
     storage=True,
@@ -192,6 +193,7 @@ def nobody_sees_half_an_installation(case: Case) -> None:
         with watched(case, partial(_glance, case, a, replies)):
             case.accepted(restore_at(case, a, cut, lists, checkpoint_id), "the restore")
         after = _picture(a)
+        case.true(after[0] != before[0], "a new feed, by which the two are told apart", "CKPT-FEED-004", got=after[0])
         for reply in replies:
             _all_or_nothing(case, reply, before, after, kept)
         there = {rollout.rollout_id for rollout in extra} & {key for key, _ in after[2]}
@@ -243,6 +245,7 @@ def _all_or_nothing(case: Case, reply: Reply, before: Picture, after: Picture, k
     "CKPT-ABORT-006",
     "CKPT-ABORT-007",
     "CKPT-ABORT-008",
+    "CKPT-FEED-004",
     profile="checkpoint",
     features=COMMON,
     storage=True,
@@ -254,9 +257,10 @@ def an_abort_that_races_an_installation(case: Case) -> None:
     draw = random.Random(case.prefix)
     case.step("restore once, to see how long it takes")
     begun = time.monotonic()
-    restored = c.next_id()
+    restored, feed = c.next_id(), a.status()["feed"]
     case.accepted(restore_at(case, a, cut, plan(case, cut), restored), "the restore")
     took = time.monotonic() - begun
+    case.true(a.status()["feed"] != feed, "a new feed, which tells an installation", "CKPT-FEED-004", got=feed)
     case.accepted(c.abort(a, restored), "abort of the restored one", "CKPT-ABORT-007")
     for number in range(INSTANTS):
         live = case.start_at(0)

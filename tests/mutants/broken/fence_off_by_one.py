@@ -10,7 +10,7 @@ from tests.mutants.seam import wrap
 
 TARGETS = "fencing"
 SHOWS = "answer"
-BREAKS = ("CKPT-FENCE-001", "CKPT-FENCE-002", "CKPT-EFFECT-007", "CKPT-EFFECT-008")
+BREAKS = ("CKPT-FENCE-001", "CKPT-FENCE-002", "CKPT-EFFECT-007", "CKPT-EFFECT-008", "CKPT-CONF-038")
 
 
 def apply() -> None:
