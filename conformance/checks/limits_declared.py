@@ -82,7 +82,9 @@ def connections_have_a_bound(case: Case) -> None:
     case.step(f"wait for results on {limit + BEYOND} connections for {wait_s:g} s")
     case.wire.reconnect()
     with Polls(p.url, f"{names.PREFIX}/results?{query}", headers) as polls:
-        for _ in range(limit + BEYOND):
+        for number in range(limit + BEYOND):
+            if number == limit:
+                case.patience.pause(wait_s / 6)  # What has come so far is served by now, so that it is not replaced.
             polls.ask()
             polls.read(0)
         asked_s = polls.all[-1].asked_at - polls.all[0].asked_at
@@ -98,6 +100,9 @@ def connections_have_a_bound(case: Case) -> None:
         if any((poll.answered_at or 0.0) - poll.asked_at < 0.9 * wait_s for poll in served):
             raise NotOffered("the feed has moved meanwhile")
         case.true(len(served) <= limit, f"at most {limit} at the same time", "CKPT-SEC-028", got=len(served))
+        last = polls.all[-1]  # Nobody came after it whose place it could have made.
+        closed = last.answered_at is not None and last.status is None
+        case.true(not closed, "the last connection is answered, or waits", "CKPT-SEC-028", got="it was closed")
         refused = {(poll.status, poll.code) for poll in answered if poll.status not in (200, None)}
         case.true(refused <= {(503, "unavailable")}, "what the others are told", "CKPT-SEC-028", got=refused)
     case.until(partial(_room, case, p), "there is room again", "CKPT-SEC-028")

@@ -16,6 +16,7 @@ from conformance.gym import Gym
 from conformance.judge import Judge
 from conformance.loopback import Loopback
 from conformance.machine import CheckpointMachine
+from conformance.machine_checks import BY_CHANCE, WALK
 from conformance.machine_orders import Driver
 from conformance.machine_run import Allowance, Run
 from conformance.model_values import Call, Outcome, State
@@ -74,6 +75,15 @@ def test_a_gym_that_answers_as_the_model_does_is_green(opened: Open) -> None:
     """C46: cycles and random walks find nothing."""
     found = verdicts(opened(None), 4.0)
     assert {"machine_cycles": "passed", "machine_walk": "passed"} == {n: o.status for n, o in found.items()}
+
+
+def test_what_no_walk_came_to_is_left_out(opened: Open) -> None:
+    """A requirement that is judged only where chance leads is passed where it was visited, and nowhere else."""
+    run = Run(opened(None), CheckpointMachine, seed=1, budget="quick")
+    run.visits["CKPT-EFFECT-001"] += 1
+    run.allowance = Allowance(0.0, 1, tours=False)
+    missed = BY_CHANCE & set(WALK.requirements) - {"CKPT-EFFECT-001"}
+    assert dict.fromkeys(missed, "no walk came to it") == run.walks().left_out
 
 
 def test_the_tour_visits_the_cells_that_it_is_given(opened: Open) -> None:

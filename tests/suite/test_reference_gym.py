@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from conformance.target import ProcessTarget, TargetFile
 from conformance.world import World
 
 TARGET = Path(__file__).parent / "targets" / "reference-one.yaml"
+LOGGED = TARGET.with_name("reference-log-one.yaml")
+OFFERED = ("results", "checkpoint", "turn-recovery")
 CHOSEN = ["the_vector", "acid_test_in_the_living_server", "commit_while_preparing", "no_token_is_ever_said"]
 
 
@@ -91,6 +94,20 @@ def test_by_url_alone_what_cannot_be_judged_is_said(gym: ProcessTarget, tmp_path
     assert statuses["acid_test_through_a_kill"] == ("not_applicable", "process control (level 1) is not offered")
     assert statuses["tombstones_come_from_the_cut"][0] == "passed"
     assert "not applicable" in output
+
+
+@pytest.mark.timeout(300)
+def test_the_quick_budget_is_green_with_the_log(tmp_path: Path) -> None:
+    """Where the Gym remembers itself after a SIGKILL nothing fails either; on a loaded machine bounds are stretched."""
+    report = tmp_path / "report.json"
+    suite = Path(sys.executable).with_name("gym-conformance")
+    words = ["run", "--target", LOGGED, "--budget", "quick", "--seed", "7", "--time-scale", "2", "--json", report]
+    done = subprocess.run([suite, *words], capture_output=True, text=True, check=False, timeout=280)
+    assert 0 == done.returncode, done.stdout[-8000:] + done.stderr[-4000:]
+    verdict = json.loads(report.read_text())["verdict"]
+    assert (0, 0) == (verdict["requirements"]["failed"], verdict["requirements"]["flaky"])
+    assert {"conformant", "partial"} >= {verdict["profiles"][profile] for profile in OFFERED}
+    assert 400 <= verdict["requirements"]["passed"]
 
 
 def test_a_wrong_token_is_an_unreachable_target(gym: ProcessTarget, tmp_path: Path) -> None:
