@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that has lost everything comes back under its old incarnation.
 
-A kept incarnation promises that controller, `last`, fences and rollouts are kept as well.
+A kept incarnation promises that controller, `last`, fences, progress and rollouts are kept as well: every requirement
+that begins with it is broken.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ BREAKS = (
     "CKPT-CKID-010",
     "CKPT-CKID-014",
     "CKPT-FENCE-004",
+    "CKPT-PHASE-009",
+    "CKPT-PHASE-011",
+    "CKPT-PHASE-012",
+    "CKPT-PHASE-013",
     "CKPT-PHASE-015",
+    "CKPT-PHASE-017",
+    "CKPT-PHASE-018",
+    "CKPT-PHASE-019",
+    "CKPT-GATE-023",
+    "CKPT-STATUS-007",
 )
 
 
