@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from reference_gym.participant.artifacts import Target, WriteStopped, find_forei
 from reference_gym.participant.committing import Commit, write_error
 from reference_gym.participant.directories import confine
 from reference_gym.participant.errors import (
+    Internal,
     InvalidPhase,
     NotFound,
     NotReady,
@@ -28,6 +30,8 @@ from spec.messages import (
     CommitRequest,
 )
 from spec.wire import CheckpointId
+
+logger = logging.getLogger(__name__)
 
 
 class Commits(Reads):
@@ -63,8 +67,8 @@ class Commits(Reads):
                 cut = self._capture(without_blocked=step.todo is Todo.CAPTURE_WITHOUT_BLOCKED)
                 self._commit = Commit(str(checkpoint_id), opened.run_id, cut, target)
             self.accept(step)
-            failpoints.reach("commit.captured")
             self._begin_writing()
+            failpoints.reach("commit.captured")
         elif self.machine.where(checkpoint_id) is Where.OPEN:
             self.accept(step)
         return self.machine.where(checkpoint_id)
@@ -124,13 +128,16 @@ class Commits(Reads):
     async def _write(self, commit: Commit) -> None:
         """Write the cut, and let the machine know how it ended."""
         error: ProtocolError | None = None
-        await self.settled()  # A manifest that is complete must not be one of a cut that the log does not know.
         try:
+            await self.settled()  # A manifest that is complete must not be one of a cut that the log does not know.
             commit.written = await self._writer.write(commit)
         except WriteStopped:
             error = StaleCheckpoint(f"checkpoint {commit.checkpoint_id} has ended")
         except ProtocolError as failure:
             error = failure
+        except Exception as failure:  # Whatever it is: a commit that nobody ends would stay open for ever.
+            logger.exception("commit %s failed", commit.checkpoint_id)
+            error = Internal(f"writing failed with {type(failure).__name__}")
         now, opened = self.clock.now(), self.machine.open
         if opened is not None and opened.ending is not None:
             commit.written = None
@@ -141,8 +148,8 @@ class Commits(Reads):
         elif commit.written is not None:
             outcome = self._cut_reply(commit)
             self.move(Step(self.machine.durable(commit.written.manifest, outcome, now)))
-            failpoints.reach("commit.durable")
             commit.outcome.set_result(commit.written)
+            failpoints.reach("commit.durable")
 
     def _cut_reply(self, commit: Commit) -> dict[str, Any]:
         written = commit.written

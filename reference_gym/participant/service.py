@@ -281,8 +281,8 @@ class Participant(Commits):
                 raise Unavailable("the participant is draining")
             self.accept(step)
             self._opened()
-            failpoints.reach("restore.begun")
             self._restorer = Restorer(self, request, directory, deadline)
+            failpoints.reach("restore.begun")
         elif self._is_open(checkpoint_id):
             self.accept(step)
 

@@ -17,6 +17,8 @@ from tests.gym.stubs import PolicyStub, until, until_async
 
 COSTS_THE_LOG = ("log.appended", "log.named")
 """What fails here has been written and is not known to be: the log is given up, and the next life is a new one."""
+ENDS_THE_START = ("recover.listening",)
+"""What fails here lets the whole start fail, a moment after it already listens."""
 WAITED_S = 3.0
 
 
@@ -37,7 +39,7 @@ async def endure(directory: Path, at: Visit, action: str) -> Verdict:
         try:
             await set_up(gym, known)
             if at.point.startswith("recover."):
-                await _recover(gym, action)
+                await _recover(gym, at.point, action)
             else:
                 await _work(gym, known)
             kept = await _is_well(gym, known)
@@ -64,11 +66,13 @@ async def _work(gym: MortalGym, known: Known) -> None:
         await working
 
 
-async def _recover(gym: MortalGym, action: str) -> None:
+async def _recover(gym: MortalGym, point: str, action: str) -> None:
     """Start it with the point armed: a start that fails is made again."""
     await gym.kill()
     await gym.start("armed")
     await until(gym.hits.exists, "the point is reached")
+    if action == "raise" and point in ENDS_THE_START:
+        await until(lambda: gym.dead, "the start has failed")
     if action == "raise" and gym.dead:
         await gym.kill()
         await gym.start()
