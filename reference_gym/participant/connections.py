@@ -39,6 +39,7 @@ class Connections:
         self.most = most
         self._silence_s = silence_s
         self._open: set[Held] = set()
+        self._opening: set[Held] = set()
         self._idle: dict[Held, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,6 +49,11 @@ class Connections:
     def make_room(self) -> bool:
         """Return whether there is room for one more; when there is none, the one that is idle for longest goes."""
         return len(self._open) < self.most or self.drop_idle()
+
+    @property
+    def settling(self) -> bool:
+        """Whether there is no room now, but may be as soon as what was just opened is connected, and so idle."""
+        return len(self._open) >= self.most and not self._idle and bool(self._opening)
 
     def drop_idle(self) -> bool:
         """Drop the connection that has been idle for longest; return whether there was one."""
@@ -59,9 +65,11 @@ class Connections:
     def opened(self, held: Held) -> None:
         """Count one more; it is not idle before it is ``connected``."""
         self._open.add(held)
+        self._opening.add(held)
 
     def connected(self, held: Held) -> None:
         """Begin to count how long it is idle."""
+        self._opening.discard(held)
         if held in self._open:
             self._idle[held] = asyncio.get_running_loop().time()
             self._order()
@@ -69,6 +77,7 @@ class Connections:
     def closed(self, held: Held) -> None:
         """Forget one that is closed."""
         self._open.discard(held)
+        self._opening.discard(held)
         self._idle.pop(held, None)
 
     @contextmanager

@@ -113,6 +113,8 @@ class Listener:
             if self._refused >= MOST_REFUSED:
                 self._pause()
                 return
+            if self._connections.settling:  # The event loop calls again for whoever waits, after what it has to do.
+                return
             try:
                 accepted, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -81,4 +81,8 @@ async def test_a_thousand_rollouts_add_no_label(tmp_path: Path, labels: Labels) 
         await through_every_route(client, [f"many-{number}" for number in range(MANY)])
     assert {"request"} <= {label[0] for label in after_few}
     assert after_few == labels.seen
-    assert [] == [name for name in METRICS if any(module.split(".")[0] == name for module in sys.modules)]
+    program = "import sys, reference_gym.server; print(*{name.split('.')[0] for name in sys.modules})"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    imported, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert b"reference_gym" in imported
+    assert [] == [name for name in METRICS if name in imported.decode().split()]

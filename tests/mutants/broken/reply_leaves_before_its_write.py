@@ -20,6 +20,7 @@ BREAKS = (
     "CKPT-DIR-023",
     "CKPT-ID-020",
     "CKPT-PHASE-009",
+    "CKPT-PHASE-010",
     "CKPT-PHASE-011",
     "CKPT-PHASE-012",
     "CKPT-PHASE-013",
