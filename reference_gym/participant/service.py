@@ -320,6 +320,7 @@ class Participant(Commits):
         machine, now = self.machine, self.clock.now()
         blockers = self._blockers() if machine.phase is Phase.PREPARING else []
         restarts = self._store.unable.keys() | (self.registry.restarts().keys() if self.registry is not None else set())
+        restarts -= self.gate.blocked_rollouts()  # A cut would list these as blocked (CKPT-PREP-012, CKPT-COMMIT-032).
         return {
             "phase": machine.phase.value,
             "ready": machine.phase is not Phase.PREPARING,

@@ -186,6 +186,19 @@ async def test_retire_answers_pending_while_a_handler_runs(gym: Gym) -> None:
     assert ["retired"] == [outcome["outcome"] for outcome in await gym.retire(("a", 0))]
 
 
+async def test_a_rollout_that_blocks_is_not_counted_as_one_that_restarts(gym: Gym) -> None:
+    """CKPT-PREP-012, CKPT-COMMIT-032: a cut would list it as blocked, until its turn has reached its boundary."""
+    gym.world.hold("a/1/1")
+    await gym.start("a", environment="once")
+    gym.loop.reply("a", [("add", 1)])
+    await until(lambda: gym.world.begun)
+    reply = await gym.prepare("1-1", timeout_ms=0)
+    assert (False, 0) == (reply["ready"], reply["restart_count"])
+    gym.world.release("a/1/1")
+    reply = await gym.prepare("1-1")
+    assert (True, 1) == (reply["ready"], reply["restart_count"])
+
+
 async def test_a_dead_handler_makes_its_rollout_restart(gym: Gym) -> None:
     """C62: the rollout is listed under restart, blocks nothing, is in the cut as uncertain; retire frees it."""
     await gym.start("a")
