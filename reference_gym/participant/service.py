@@ -22,6 +22,7 @@ from reference_gym.participant.errors import (
     DeadlineExceeded,
     InvalidPhase,
     PayloadTooLarge,
+    StaleAttempt,
     StaleCheckpoint,
     Unavailable,
     Unsupported,
@@ -271,7 +272,12 @@ class Participant(Commits):
             step = judge()
             if step.answer is Answer.ACCEPTED:
                 directory = await self._source(request)
-                await require_above_fences(request, self.highest)
+                try:
+                    await require_above_fences(request, self.highest)
+                except StaleAttempt:
+                    if judge().answer is Answer.ACCEPTED:
+                        raise
+                    # Its twin came first, and has raised the fences itself.
                 step = judge()  # Again: while the source was looked for, another call may have come first.
         except InvalidPhase:
             await self._source(request)  # Arguments are judged before the phase (CKPT-ORDER-001).
