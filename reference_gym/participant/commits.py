@@ -136,7 +136,7 @@ class Commits(Reads):
         except ProtocolError as failure:
             error = failure
         except Exception as failure:  # Whatever it is: a commit that nobody ends would stay open for ever.
-            logger.exception("commit %s failed", commit.checkpoint_id)
+            logger.exception("writing checkpoint %s failed", commit.checkpoint_id)
             error = Internal(f"writing failed with {type(failure).__name__}")
         now, opened = self.clock.now(), self.machine.open
         if opened is not None and opened.ending is not None:

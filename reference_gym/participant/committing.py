@@ -94,7 +94,7 @@ class Writer:
             DeadlineExceeded: it took longer than ``max_write_ms`` (CKPT-COMMIT-030).
             WriteStopped: it was told to stop.
             ForbiddenTarget: the target was replaced meanwhile.
-            Internal: anything else.
+            Internal: the system refused it for another reason.
         """
         late = False
 
@@ -126,9 +126,6 @@ class Writer:
             raise
         except OSError as error:
             raise write_error(error) from error
-        except Exception as error:
-            logger.exception("writing checkpoint %s failed", commit.checkpoint_id)
-            raise Internal(f"writing failed with {type(error).__name__}") from error
         finally:
             timer.cancel()
 
