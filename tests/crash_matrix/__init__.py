@@ -9,7 +9,7 @@ that passes it gets SIGKILL from itself. Without a log a Gym that lost a process
 A cell counts only if its point was hit while an unfinished rollout held a turn. All single crashes are there, and all
 pairs of two steps of RL without a log; of the other pairs a seed draws some. What no cell has, the report names.
 
-    python -m tests.crash_matrix [--seed 1] [--part 1/4] [--jobs 4] [--minutes 60] [--only PATTERN] [--fresh]
+    python -m tests.crash_matrix [--seed 1] [--part 1/4] [--jobs 3] [--minutes 58] [--only PATTERN] [--fresh]
     python -m tests.crash_matrix.soak [--rollouts 2000] [--kills 20] [--log]
 
 Cells that are done are not run again: the same command goes on where it was stopped.

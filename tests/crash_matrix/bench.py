@@ -151,6 +151,11 @@ class Bench:
             armed: process → the point of its own at which it kills itself, once :meth:`arm` was called.
             dying: process → the point at which it kills itself already while it starts: nobody waits for it.
         """
+        await self._start_roles(armed, dying)
+        if not dying:
+            self._announce()
+
+    async def _start_roles(self, armed: Mapping[str, str], dying: Mapping[str, str]) -> None:
         if not self.roles:
             self._write_gym()
         for role in self.parts:
@@ -165,9 +170,11 @@ class Bench:
                 BOUND_S,
             )
             assert process.returncode is None, process.output.read_text()[-2000:]
-        if not dying:
-            found = [json.loads(self._announced(role).read_text())["participants"][0] for role in self.parts]
-            durable.publish_file(self.directory / "announce.json", json.dumps({"participants": found}).encode())
+
+    def _announce(self) -> None:
+        """Let RL find the Gym: from now on it may call any of its processes."""
+        found = [json.loads(self._announced(role).read_text())["participants"][0] for role in self.parts]
+        durable.publish_file(self.directory / "announce.json", json.dumps({"participants": found}).encode())
 
     async def _start_role(self, role: str, armed: str, dying: str) -> None:
         self._announced(role).unlink(missing_ok=True)
@@ -180,12 +187,20 @@ class Bench:
         self.roles[role] = await self.forks.start(self.directory, name, *arguments, environment=TOKENS | points)
 
     async def arm(self, *roles: str) -> None:
-        """Let processes kill themselves at the point that they were started with, from now on."""
+        """Let processes kill themselves at the point that they were started with, from now on.
+
+        Call it before anything can begin that passes such a point; when it returns, each process has said that it is
+        armed, or has already died of it.
+        """
         for role in roles:
             self.roles[role].send(signal.SIGUSR2)
         for role in roles:
-            said = Path(f"{self.hits[role]}.armed")
-            await until(said.exists, f"{role} is armed", BOUND_S)
+            said, process = Path(f"{self.hits[role]}.armed"), self.roles[role]
+            await until(
+                lambda said=said, process=process: said.exists() or process.returncode is not None,  # type: ignore[misc]
+                f"{role} is armed",
+                BOUND_S,
+            )
 
     async def fallen(self, role: str, point: str, *, alone: bool = False) -> None:
         """Wait until a process of the Gym has killed itself at its point.
@@ -278,9 +293,12 @@ class Bench:
         self.kills.append(Kill(time.monotonic(), victims, point, events, holding, lost, name))
 
     async def bring_back(self, *points: str, armed: Mapping[str, str] = NOBODY) -> None:
-        """Start what is dead: the Gym, whose points in ``armed`` are armed at once, and RL with its points."""
-        await self.start_gym(armed)
+        """Start what is dead: the Gym, armed before RL can find it, and RL with its points."""
+        # RL that lives calls a process at an address that it knows as soon as somebody listens there.
+        assert not armed or self.client is None or not self.roles, "the Gym comes back where RL looks for it"
+        await self._start_roles(armed, NOBODY)
         await self.arm(*armed)
+        self._announce()
         if self.client is None:
             await self.start_rl(*points)
 

@@ -105,6 +105,28 @@ def test_the_matrix_leaves_out_no_point_of_the_gym_without_a_reason() -> None:
     assert not NOT_HERE.keys() & (steps | {point_of(step) for step in steps})
 
 
+async def test_a_gym_is_armed_before_rl_can_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore in place begins as soon as RL reads the new addresses: by then every point has to be armed."""
+    bench = bench_with(tmp_path, [], [], [])
+    bench.client = cast(Any, SimpleNamespace(returncode=None))
+    steps = []
+    for name in ("_start_roles", "arm"):
+        monkeypatch.setattr(bench, name, _noting(steps, name))
+    monkeypatch.setattr(bench, "_announce", lambda: steps.append("_announce"))
+    await bench.bring_back(armed={"resources": "restore.installed"})
+    assert ["_start_roles", "arm", "_announce"] == steps
+    bench.roles = cast(Any, {"agent": None})
+    with pytest.raises(AssertionError, match="where RL looks for it"):
+        await bench.bring_back(armed={"resources": "restore.installed"})
+
+
+def _noting(steps: list[str], name: str) -> Any:
+    async def note(*arguments: Any) -> None:
+        steps.append(name)
+
+    return note
+
+
 def bench_with(tmp_path: Path, events: list[dict[str, Any]], calls: list[Call], kills: list[Kill]) -> Bench:
     """Return a bench that has seen all that already; its only snapshot, 1-1, lists 2 turns of `m_g0_s1`."""
     (tmp_path / "run").mkdir()
