@@ -87,6 +87,8 @@ class Bench:
         log: whether the Gym has a boundary log.
         parts: the processes of the Gym.
         segment_bytes: of the log.
+        gym: further settings of gym.yaml.
+        through: process → the address under which RL finds it, where that is not its own.
     """
 
     forks: ForkServer
@@ -97,6 +99,8 @@ class Bench:
     log: bool = False
     parts: Sequence[str] = ROLES
     segment_bytes: int = SEGMENT_BYTES
+    gym: dict[str, Any] = field(default_factory=dict)
+    through: dict[str, str] = field(default_factory=dict)
     roles: dict[str, Forked] = field(default_factory=dict)
     client: Forked | None = None
     kills: list[Kill] = field(default_factory=list)
@@ -140,7 +144,7 @@ class Bench:
             gym["peers"] = {role: f"http://127.0.0.1:{ports[role]}" for role in ROLES[1:]}
         if self.log:
             gym |= {"data_dir": "gym-data", "log": {"segment_bytes": self.segment_bytes}}
-        (self.directory / "gym.yaml").write_text(yaml.safe_dump(gym))
+        (self.directory / "gym.yaml").write_text(yaml.safe_dump(gym | self.gym))
 
     # --- processes --------------------------------------------------------------------------------------------
 
@@ -173,7 +177,9 @@ class Bench:
 
     def _announce(self) -> None:
         """Let RL find the Gym: from now on it may call any of its processes."""
-        found = [json.loads(self._announced(role).read_text())["participants"][0] for role in self.parts]
+        found = [
+            {**self._own(role), **({"url": self.through[role]} if role in self.through else {})} for role in self.parts
+        ]
         durable.publish_file(self.directory / "announce.json", json.dumps({"participants": found}).encode())
 
     async def _start_role(self, role: str, armed: str, dying: str) -> None:
@@ -230,6 +236,11 @@ class Bench:
 
     def _announced(self, role: str) -> Path:
         return self.directory / f"{role}.json"
+
+    def _own(self, role: str) -> dict[str, Any]:
+        """Return what a process announces of itself."""
+        own: dict[str, Any] = json.loads(self._announced(role).read_text())["participants"][0]
+        return own
 
     async def start_rl(self, *points: str) -> None:
         """Start the RL client, which stops itself at the named points (`name:visit`)."""
@@ -359,8 +370,7 @@ class Bench:
 
     def urls(self) -> dict[str, str]:
         """Return where each participant is, by name."""
-        announced = json.loads((self.directory / "announce.json").read_text())["participants"]
-        return {entry["name"]: entry["url"] for entry in announced}
+        return {own["name"]: own["url"] for own in map(self._own, self.parts)}
 
     async def ask(self, role: str, path: str) -> Any:
         """Return the reply to a GET of one participant."""

@@ -71,8 +71,31 @@ def excused(bench: Bench) -> set[str]:
 
 def recoveries(bench: Bench) -> list[str]:
     """Return what each recovery did."""
-    events = bench.events(*RECOVERED)
-    return [how for event in events for how in ([event["how"]] if "how" in event else event["gyms"].values())]
+    return [how for how, _ in _hows(bench)]
+
+
+def nothing_saved(fresh: Sequence[Kill]) -> bool:
+    """Return whether the crashes that led to a recovery came before the first snapshot was published."""
+    return bool(fresh) and not any(kill.newest for kill in fresh)
+
+
+def _hows(bench: Bench) -> list[tuple[str, list[Kill]]]:
+    """Return what each recovery did with each Gym, and the crashes that led to it."""
+    found = []
+    for event, fresh in _recoveries(bench):
+        found += [(how, fresh) for how in ([event["how"]] if "how" in event else event["gyms"].values())]
+    return found
+
+
+def _recoveries(bench: Bench) -> list[tuple[Mapping[str, Any], list[Kill]]]:
+    """Return each recovery with the crashes that led to it."""
+    found, since = [], 0  # kills before this one were judged with an earlier event
+    for number, event in enumerate(bench.all_events()):
+        if event["event"] in RECOVERED:
+            before = [kill for kill in bench.kills if kill.events <= number]
+            found.append((event, before[since:]))
+            since = len(before)
+    return found
 
 
 def _excused(events: Sequence[Mapping[str, Any]], kill: Kill) -> set[str]:
@@ -167,16 +190,12 @@ def regenerated(bench: Bench) -> list[str]:
 
 def _restores(bench: Bench) -> list[tuple[Mapping[str, Any], list[Kill], set[str]]]:
     """Return each restore from a snapshot with the crashes that led to it, and who may begin again all the same."""
-    found, events = [], bench.all_events()
-    since = 0  # kills before this one were judged with an earlier event
-    for number, event in enumerate(events):
-        if event["event"] not in RECOVERED:
-            continue
-        before = [kill for kill in bench.kills if kill.events <= number]
-        fresh, since = before[since:], len(before)
-        if fresh and any_restored(event):
-            found.append((event, fresh, _excused(events, fresh[0])))
-    return found
+    events = bench.all_events()
+    return [
+        (event, fresh, _excused(events, fresh[0]))
+        for event, fresh in _recoveries(bench)
+        if fresh and any_restored(event)
+    ]
 
 
 def _unreported(kill: Kill) -> bool:
@@ -191,6 +210,7 @@ def gone_back(bench: Bench) -> list[str]:
     ever asked for again.
     """
     restores = [(fresh[0].at, listed(bench, event["snapshot"])) for event, fresh, _ in _restores(bench)]
+    restores += [(fresh[0].at, {}) for how, fresh in _hows(bench) if how == "reset" and nothing_saved(fresh)]
     for before, kill in pairwise([bench.kills[0], *bench.kills] if bench.kills else []):
         if _unreported(kill):
             restores.append((before.at, listed(bench, kill.newest)))
@@ -207,9 +227,16 @@ def gone_back(bench: Bench) -> list[str]:
 
 
 def nothing_thrown_away(bench: Bench, *, must_adopt: bool) -> list[str]:
-    """I6, C25: a Gym that lost its state is restored, never reset; one that kept all of it is not even restored."""
+    """I6, C25: a Gym that lost its state is restored, never reset; one that kept all of it is not even restored.
+
+    Before the first snapshot there is nothing from which it could be restored.
+    """
     hows = recoveries(bench)
-    found = [f"I6: a Gym was {how} although a snapshot holds it" for how in hows if how not in ("adopted", "restored")]
+    found = [
+        f"I6: a Gym was {how} although a snapshot holds it"
+        for how, fresh in _hows(bench)
+        if how not in ("adopted", "restored") and not (how == "reset" and nothing_saved(fresh))
+    ]
     if must_adopt and "restored" in hows:
         found.append(f"C25: nothing of the Gym's disk was lost, and yet it was restored: {hows}")
     return found

@@ -7,13 +7,21 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
+from spec import wire
+
 ACTIONS = ("south", "north", "east", "west", "pickup", "dropoff")
 NEVER = 1_000_000
+
+
+def step(seed: int, turn: int) -> tuple[str, dict[str, Any]]:
+    """Move about on Taxi or on a lake."""
+    return "step", {"action": ACTIONS[(seed + turn) % 4]}
 
 
 @dataclass
@@ -38,11 +46,15 @@ class MatrixPolicy:
 
     Attributes:
         hold_from: sibling's seed → the first turn that is not answered yet.
-        latency_s: how long an answer takes, in seconds.
+        latency_s: how long an answer takes on average, in seconds; no two rollouts keep the same pace.
+        tool: (seed, turn) → name and arguments of the tool that is called.
+        version: of the weights, told with every answer; ``None`` for none.
     """
 
     hold_from: dict[int, int] = field(default_factory=dict)
     latency_s: float = 0.0
+    tool: Callable[[int, int], tuple[str, dict[str, Any]]] = step
+    version: int | None = None
     calls: list[Call] = field(default_factory=list)
     url: str = ""
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -75,19 +87,22 @@ class MatrixPolicy:
         call = Call(request.headers["Gym-Rollout-Id"], int(request.headers["Gym-Attempt"]), turn, time.monotonic())
         self.calls.append(call)
         if self.latency_s:
-            await asyncio.sleep(self.latency_s)
+            await asyncio.sleep(self.latency_s * (0.25 + (37 * seed + 11 * turn) % 16 / 10))
         async with self._moved:
             await self._moved.wait_for(lambda: turn < self.hold_from.get(seed, NEVER))
         if request.transport is not None and not request.transport.is_closing():
             call.answered = time.monotonic()
-        tool = {"name": "step", "arguments": json.dumps({"action": ACTIONS[(seed + turn) % 4]})}
+        name, arguments = self.tool(seed, turn)
+        tool = {"name": name, "arguments": json.dumps(arguments)}
         message = {
             "role": "assistant",
             "content": None,
             "tool_calls": [{"id": f"call_{turn}", "type": "function", "function": tool}],
         }
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-        return web.json_response({"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]})
+        headers = {} if self.version is None else {wire.HEADER_POLICY_VERSION: str(self.version)}
+        answer = {"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]}
+        return web.json_response(answer, headers=headers)
 
 
 @contextlib.asynccontextmanager

@@ -34,6 +34,9 @@ SEGMENT_BYTES: Final = 1_048_576
 RECOVERED: Final = ("restarted", "gym_recovered")
 SETTLED_S: Final = 30.0
 
+UNNOTICED_S: Final = 2.0
+"""How long a Gym that is back may go on before its crash counts as one that RL never missed, in seconds."""
+
 TURN_S: Final = 3.0
 """How long a kill may be put off until a rollout is in the middle of a turn, in seconds."""
 
@@ -51,10 +54,10 @@ class Wish:
     rollouts: int = 2000
     kills: int = 20
     seed: int = 1
-    turns: int = 4
-    latency_s: float = 0.05
+    turns: int = 8
+    latency_s: float = 0.2
     live: int = 64
-    interval_s: float = 1.0
+    interval_s: float = 0.5
     longest_s: float = 6.0
     bound_s: float = 900.0
     log: bool = False
@@ -140,12 +143,18 @@ class Soak:
         lost = victim == "lost node"
         events = len(bench.all_events())
         await bench.kill({"all"} if lost else {victim}, f"kill {number} ({victim})", lose_disk=lost)
+        held = self._held()
         if bench.client is None:
             self.outcome.violations += judge.published(bench)
         await bench.bring_back()
+        back = time.monotonic()
 
         def recovered() -> Any:
-            return bench.events(*RECOVERED, after=events) or bench.state() == ENDED
+            if bench.events(*RECOVERED, after=events) or bench.state() == ENDED:
+                return True
+            # With its log a participant may be back, with its incarnation, before RL has missed it.
+            moved_on = time.monotonic() > back + UNNOTICED_S and len(bench.saved()) > struck.finished
+            return self._wish.log and bench.client is not None and moved_on
 
         await self._until(recovered, "it is recovered")
         found = bench.events(*RECOVERED, after=events)
@@ -155,11 +164,18 @@ class Soak:
             struck.kept = sum(r["turns_done"] for r in fated)
             struck.restored = event["snapshot"] if judge.any_restored(event) else None
             struck.how = str(event.get("how") or ", ".join(event["gyms"].values()))
+        elif self._wish.log:
+            struck.kept, struck.how = held, "not missed"
         judge.note_restores(bench)
         self._say(
             f"kill {number:2}: {victim:9} {struck.finished:5} finished, {struck.in_a_turn:3} in the middle of a turn; "
             f"{struck.how} {struck.restored or ''}: {struck.kept} turns of unfinished rollouts kept"
         )
+
+    def _held(self) -> int:
+        """Return how many turns unfinished rollouts have done, by the policy's log."""
+        saved = self._bench.saved()
+        return sum(turn - 1 for rollout, turn in self._bench.policy.last_asked().items() if rollout not in saved)
 
     def _in_a_turn(self) -> int:
         """Return how many rollouts that have done a turn wait for the policy's answer to the next one."""
@@ -252,7 +268,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log", action="store_true", help="the Gym has a boundary log, and the trainer lives on")
     parser.add_argument("--output", type=Path, default=Path("build"))
     options = parser.parse_args(arguments)
-    wish = Wish(options.rollouts, options.kills, options.seed, bound_s=options.minutes * 60, log=options.log)
+    # A small run has fewer rollouts at a time, so that it lasts longer than its kills and some snapshots.
+    live = min(Wish.live, max(4, options.rollouts // 20))
+    bound_s = options.minutes * 60
+    wish = Wish(options.rollouts, options.kills, options.seed, live=live, bound_s=bound_s, log=options.log)
 
     def say(text: str) -> None:
         sys.stdout.write(text + "\n")
