@@ -304,6 +304,12 @@ def upload(case: Case, participant: Participant, cut: Cut) -> None:
         put_part(case, case.controller, participant, cut.checkpoint_id, part)
 
 
+def size(part: Part) -> tuple[int, int]:
+    """Return how many files a part has, its manifest among them, and their bytes."""
+    files = part.manifest_json()["files"]
+    return len(files) + 1, part.manifest["bytes"] + sum(row["bytes"] for row in files)
+
+
 def put_part(case: Case, controller: Controller, participant: Participant, checkpoint_id: str, part: Part) -> None:
     """PUT the files of a part, the manifest last."""
     files = [row["name"] for row in part.manifest_json()["files"]]

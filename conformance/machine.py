@@ -157,7 +157,7 @@ class CheckpointMachine(FaultRules, RaceRules):
         id, before = self.walk.ids("unseen"), len(self.walk.snapshots)
         assert id is not None
         self.named(id, "prepare", How())
-        how = How(leave_out=self.walk.agent.phase == "preparing", http=http)
+        how = How(leave_out=self.walk.agent.phase == "preparing", http=http and self.walk.may_upload())
         if how.leave_out:
             for participant in self.walk.everyone[1:]:
                 self.walk.send(participant, "prepare", id, How())
@@ -212,7 +212,7 @@ class CheckpointMachine(FaultRules, RaceRules):
         self.named(id if operation == "abort" else self.recent, operation, How())
 
     @rule()
-    @precondition(lambda self: self.walk.agent.phase == "idle" and not self.waited)
+    @precondition(lambda self: self.walk.certainly("idle") and not self.waited)
     def let_lease_end(self) -> None:
         """Prepare and stay away: the gate opens by itself (I10)."""
         lease = self.walk.gym.limit("min_lease_ms")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from conformance.controller import Controller, Json, Participant
 from conformance.machine_outside import Piece
 from conformance.machine_walk import Walk
-from conformance.model_rollouts import Receipt, Retire
-from conformance.model_values import Call
+from conformance.model_rollouts import Busy, Receipt, Retire
+from conformance.model_values import Call, State
 from conformance.wire import Fault, Reply
 from spec import wire as names
 from spec.wire import CheckpointId, ControllerPair
@@ -73,10 +73,12 @@ class ItemCalls(Walk):
             for (piece, attempt), entry in zip(items, reply["outcomes"], strict=True):
                 if entry["outcome"] == "started":
                     self._used(piece.rollout_id, attempt)
+                    self.hosted(piece)
                 self._receipt_in(entry)
         else:
             for piece, attempt in items:
                 self._used(piece.rollout_id, attempt)
+                self.hosted(piece)
         self.settle()
         return reply
 
@@ -131,6 +133,7 @@ class ItemCalls(Walk):
     def retire(self, through: Mapping[str, int], how: How | None = None, fault: Fault | None = None) -> None:
         """Retire rollouts at every participant, the owner of rollouts first."""
         how = how or How()
+        above = {key: self._above(key, attempt) for key, attempt in through.items()}
         for participant in self.everyone:
             call, send = self.compose_retire(participant, through, how)
             shown = _named(f"{key} through {attempt}" for key, attempt in through.items())
@@ -138,12 +141,18 @@ class ItemCalls(Walk):
             reply = watch.call(call, lambda: send(fault), f"retire {shown}{how.words} at {participant.name}")  # noqa: B023  # called at once
             for entry in reply["outcomes"] if reply is not None and reply.ok else ():
                 self._receipt_in(entry)
-                watch.change(lambda state, key=entry["rollout_id"]: _without_guest(state, key))  # type: ignore[misc]  # a lambda with a bound default
-        for key, attempt in through.items():
+                key, freed = entry["rollout_id"], entry["outcome"] == "retired"
+                watch.change(lambda state: after_retire(state, key, above=above[key], freed=freed))  # noqa: B023  # called at once
+        for key in through:
             piece = self.pieces.get(key)
-            if piece is not None and not how.stale and attempt >= piece.attempt and not self.lives(piece):
+            if piece is not None and not how.stale and not self.lives(piece):
                 self.unstick(piece)
         self.settle()
+
+    def _above(self, key: str, through: int) -> bool | None:
+        """Return whether a rollout lives as an attempt above what is retired; ``None``: perhaps."""
+        found: bool | None = self.agent.all(lambda state: _lives_above(state, key, through))
+        return found
 
     def compose_retire(self, participant: Participant, through: Mapping[str, int], how: How) -> tuple[Call, Send]:
         """Return a batch of retires as the model's value and as what is sent."""
@@ -192,5 +201,24 @@ def _named(rows: Iterable[str]) -> str:
     return ", ".join(found[:NAMED]) + (f" … {len(found)} in all" if len(found) > NAMED else "")
 
 
-def _without_guest(state: Any, key: str) -> Any:
-    return replace(state, guests=MappingProxyType({name: kind for name, kind in state.guests.items() if name != key}))
+def _lives_above(state: State, key: str, through: int) -> bool:
+    held = state.rollouts.get(key)
+    return held is not None and held.state == "live" and held.attempt > through
+
+
+def after_retire(state: State, key: str, *, above: bool | None, freed: bool) -> State:
+    """Return what a retire leaves at a participant that owns sessions and no rollouts.
+
+    Args:
+        state: what was true there.
+        key: the rollout.
+        above: whether it lives as a higher attempt than was retired; ``None``: perhaps.
+        freed: whether nothing is left of what was retired.
+    """
+    if above or key not in state.sessions | set(state.guests):
+        return state
+    guests: dict[str, Busy] = {name: kind for name, kind in state.guests.items() if name != key}
+    if above is None and key in state.guests:
+        guests[key] = "verification"  # What is kept there counts as what may block.
+    sessions = state.sessions - {key} if freed and above is False else state.sessions
+    return replace(state, guests=MappingProxyType(guests), sessions=sessions)

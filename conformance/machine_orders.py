@@ -82,11 +82,8 @@ class Driver(Plans):
         lists = self.restorations[id].words if operation == "restore" and id in self.restorations else ""
         words = f"{operation} {id}{lists}{how.words} at {participant.name}"
         watch = self.watches[participant.name]
-        was_idle = watch.phase == "idle"
         lost = model.on_its_way if fault is not None and fault.kind == "disconnect" else model.unknown
         reply = watch.call(call, lambda: send(fault), words, lost)
-        if operation == "restore":
-            watch.feed_rule = "new" if was_idle and watch.phase == "restored" else "any"
         if reply is not None:
             self.answered(participant, call, reply)
         return reply
@@ -154,13 +151,14 @@ class Driver(Plans):
             self.retire({name: piece.attempt for name, piece in self.pieces.items() if self.lives(piece)})
         for participant in self.everyone:
             watch = self.watches[participant.name]
+            for operation, id in (one, other):
+                if operation == "restore":
+                    self.upload(participant, id)
             (first, send), (second, send_too) = (self.compose(participant, *call, How()) for call in (one, other))
             replies = self.case.wire.together([lambda: send(None), lambda: send_too(None)])  # noqa: B023  # called at once
             words = f"{one[0]} {one[1]} and {other[0]} {other[1]} at once at {participant.name}"
             self.case.step(f"{words} → {' and '.join(reply.brief[:60] for reply in replies)}")
             watch.together((first, second), (replies[0], replies[1]), words)
-            if "restore" in (one[0], other[0]):
-                watch.feed_rule = "any"
             for call, reply in zip((first, second), replies, strict=True):
                 self.answered(participant, call, reply)
         self.settle()
@@ -182,6 +180,7 @@ class Driver(Plans):
     def start_during(self, one: tuple[str, CheckpointId], piece: Piece) -> None:
         """Start a fresh rollout while a call that names a checkpoint is under way."""
         call, send = self.compose_start([(piece, 0)], How())
+        self.hosted(piece)
         self.items_at_once(one, call, send, f"start {piece.rollout_id}")
         self.settle()
 

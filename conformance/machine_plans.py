@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from conformance.controller import Json, Participant
-from conformance.cuts import Part, put_part, read_part, target_for
+from conformance.cuts import Part, put_part, read_part, size, target_for
 from conformance.machine_items import ANOTHER_DIGEST, How, ItemCalls
 from conformance.model_rollouts import Plan, Receipt, Resumed, Retire
 from conformance.model_values import Call
@@ -165,6 +165,7 @@ class Plans(ItemCalls):
             run_id=RUN,
             arguments=json.dumps(body, sort_keys=True),
             source=found.source,
+            uploaded=found.source is not None and body["source"]["scheme"] == "http",
             plan=plan,
             policy=address,
             deserves=found.deserves,
@@ -176,9 +177,28 @@ class Plans(ItemCalls):
         found = self.restorations.get(id)
         if found is None or found.source is None or self.watches[participant.name].phase != "idle":
             return
-        part = self._parts[found.source][participant.name]
-        if part.target["scheme"] == "http":
-            put_part(self.case, self.controller, participant, str(found.source), part)
+        part, source, watch = self._parts[found.source][participant.name], found.source, self.watches[participant.name]
+        if part.target["scheme"] != "http":
+            return
+        late = watch.any(lambda state: state.late is not None)
+        if late and watch.look()["phase"] != "idle":
+            return
+        put_part(self.case, self.controller, participant, str(source), part)
+        watch.change(lambda state: replace(state, uploads=state.uploads | {source}))
+
+    def may_upload(self) -> bool:
+        """Return whether one more cut like those that travel by http could be uploaded beside all of them."""
+        return all(self._has_room(participant) for participant in self.everyone)
+
+    def _has_room(self, participant: Participant) -> bool:
+        parts = [parts[participant.name] for parts in self._parts.values() if participant.name in parts]
+        sizes = [size(part) for part in parts if part.target["scheme"] == "http"]
+        for which, name in enumerate(("max_artifacts", "max_artifacts_bytes")):
+            room = participant.capabilities["limits"].get(name)
+            kept = [one[which] for one in sizes]
+            if room is not None and kept and sum(kept) + 2 * max(kept) > room:
+                return False
+        return True
 
     def _address(self, policy: Json) -> str:
         for name in ("main", "second", "elsewhere"):

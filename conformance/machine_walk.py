@@ -179,7 +179,7 @@ class Walk:
             self._until(lambda: outside.arrived(self.case, piece, rollout.attempt), what, "CKPT-GATE-008")
             self._check_address(piece, rollout)
             self.agent.change(lambda state: _stand(state, piece.rollout_id, replace(rollout, stand=goal, loose=None)))
-            self._guest(piece, goal.busy)
+            self.guest(piece, goal.busy)
         else:
             self._until_ended(piece, rollout)
 
@@ -210,7 +210,7 @@ class Walk:
         elif boundary.busy != "no":
             self._until(lambda: outside.arrived(self.case, piece, held.attempt), "the turn goes on", "CKPT-GATE-004")
             self.agent.change(lambda state: _stand(state, piece.rollout_id, replace(held, stand=boundary, loose=None)))
-            self._guest(piece, boundary.busy)
+            self.guest(piece, boundary.busy)
         else:
             there = boundary.turns
             self._until(
@@ -220,7 +220,14 @@ class Walk:
             )
             self.look()
 
-    def _guest(self, piece: Piece, busy: Busy) -> None:
+    def hosted(self, piece: Piece) -> None:
+        """A rollout that is started may have a session wherever sessions are owned."""
+        for watch in self.watches.values():
+            if watch is not self.agent and watch.participant.owns("sessions"):
+                watch.change(lambda state: replace(state, sessions=state.sessions | {piece.rollout_id}))
+
+    def guest(self, piece: Piece, busy: Busy) -> None:
+        """Note what of a rollout the outside keeps in the participants that own sessions and no rollouts."""
         for watch in self.watches.values():
             if watch is not self.agent and watch.participant.owns("sessions"):
 
@@ -264,6 +271,8 @@ class Walk:
         """Stay away until the lease of a checkpoint has ended everywhere."""
         self.case.step(f"stay away for the {lease_ms} ms of the lease of {id}")
         for watch in self.watches.values():
+            if watch.any(lambda state: state.open is not None and state.open.id != id):
+                continue  # A call that came late may have opened another one.
             status = watch.participant.status
             within = lease_ms / 1000 + LEASE_SLACK_S
             what = f"the lease of {id} ends at {watch.name}"
@@ -327,6 +336,7 @@ class Walk:
         """Read the whole feed; what it serves must be able to be, and be what the rollout gives uninterrupted (I8)."""
         self.case.step("read the feed")
         found: list[Receipt] = []
+        self.agent.go_on()
         served = {key: entry for key, entry in self.gym.agent.results().items() if self._ours(key)}
         for key, entry in served.items():
             content = json.loads(entry["result"])

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from conformance import model, model_looks
 from conformance.controller import Json, Participant
@@ -53,8 +53,6 @@ class Watch:
     visits: Counter[str]
     note: Callable[[str], None]
     progress: int = 0
-    feed: str | None = None
-    feed_rule: Literal["same", "any", "new"] = "same"
     feeds: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -209,7 +207,7 @@ class Watch:
             self.fail(
                 "GET /checkpoint", {_shown(state) for state in near or before}, _status(status), REQUIREMENTS[what]
             )
-        self._keep(kept, "GET /checkpoint")
+        self._keep(self._named_feed(kept, status.get("feed")), "GET /checkpoint")
         self.visits[f"{status['phase']} × read"] += 1
         self._look_twice(status)
         return status
@@ -230,19 +228,17 @@ class Watch:
             self.fail(
                 "the lease in a status", {"a lease runs exactly while the gate is closed"}, got, ("CKPT-STATUS-005",)
             )
-        self._look_at_feed(status.get("feed"))
 
-    def _look_at_feed(self, feed: str | None) -> None:
+    def _named_feed(self, states: Iterable[State], feed: str | None) -> set[State]:
         """The feed is the same until a restore has installed, and is then one that was never seen."""
-        changed = self.feed is not None and feed != self.feed
-        if changed and self.feed_rule == "same":
-            self.fail("the feed in a status", {str(self.feed)}, str(feed), ("CKPT-FEED-005",))
-        stale = self.feed_rule == "new" and self.feed is not None and not changed
-        if stale or (changed and feed in self.feeds):
+        states = set(states)
+        kept = {found for one in states if (found := model_looks.feed_of(one, feed, self.feeds)) is not None}
+        if not kept and any(one.feed is None for one in states):
             self.fail("the feed after a restore", {"a value never seen"}, str(feed), ("CKPT-FEED-004",))
-        self.feed, self.feed_rule = feed, "same"
-        if feed is not None:
-            self.feeds.add(feed)
+        if not kept:
+            self.fail("the feed in a status", {str(one.feed) for one in states}, str(feed), ("CKPT-FEED-005",))
+        self.feeds |= {feed} if feed is not None else set()
+        return kept
 
     def rows(self, rows: Mapping[str, Json], ours: Callable[[str], bool]) -> None:
         """Keep the states that a complete listing of rollouts may have come from."""
@@ -250,6 +246,7 @@ class Watch:
         # What changed between two listings was after the status before the first of them.
         self._moved = self._listed if self._shape is not None and shape != self._shape else None
         self._shape, self._listed = shape, self.progress
+        self.go_on()
         for rollout_id, row in rows.items():
             if ours(rollout_id):
                 sharper = functools.partial(model_looks.row_of, row=row)
@@ -295,13 +292,17 @@ class Watch:
         """Take over the index of a participant that does not own rollouts, whose boundaries nobody else sees."""
 
         def saved(name: str, row: Json) -> Rollout:
-            only = row["state"] == "restart"
-            return Rollout(row["attempt"], tasks[name], restart_only=only, stand=Stand(row["turns_done"]))
+            only, task = row["state"] == "restart", row["task_digest"] or tasks[name]
+            return Rollout(row["attempt"], task, restart_only=only, stand=Stand(row["turns_done"]))
 
         cut = Rollouts(MappingProxyType({name: saved(name, row) for name, row in rows.items() if name in tasks}))
         self.change(lambda state: replace(state, cuts=MappingProxyType({**state.cuts, id: cut})))
 
     # --- inside ---
+
+    def go_on(self) -> None:
+        """Add what the participant may have done by itself since the last answer."""
+        self.states = model.unfold(self.states)
 
     def change(self, change: Callable[[State], State]) -> None:
         """Replace every possible state."""

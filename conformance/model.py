@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from conformance import model_moves as moves
@@ -106,7 +107,7 @@ def restarts(state: State, *, manifest_complete: bool = False) -> frozenset[Stat
         state: what was true when the process ended.
         manifest_complete: in ``committing``, whether the manifest was complete by then.
     """
-    stays = moves.open_gate(replace(state, late=None, draining=False))
+    stays = moves.open_gate(replace(state, late=None, draining=False, guests=MappingProxyType({})))
     if stays.open is None:
         return frozenset({stays})
     if stays.open.ending is not None:
@@ -120,7 +121,8 @@ def restarts(state: State, *, manifest_complete: bool = False) -> frozenset[Stat
 
 def loses_everything(state: State) -> State:
     """Return what is true after a restart with a new incarnation: nothing is known, the cuts on disk are there."""
-    return State(cuts=state.cuts, outside=state.outside, runs_effects=state.runs_effects, room=state.room)
+    kept = State(cuts=state.cuts, outside=state.outside, runs_effects=state.runs_effects, room=state.room)
+    return replace(kept, sessions=state.sessions)
 
 
 # --- answers, and none ---------------------------------------------------------------------------------------------
@@ -153,15 +155,21 @@ def on_its_way(states: Iterable[State], call: Call) -> frozenset[State]:
 
 Answer = tuple[int, Any]
 
+JOINS = ("prepare", "commit", "restore")
+"""The operations of which a repeat may join work that then fails."""
+
 
 def together(states: Iterable[State], first: Call, second: Call, answers: tuple[Answer, Answer]) -> frozenset[State]:
     """Return what may be true after two calls that were under way at the same time were answered so.
 
     One may be done before the other begins, either way round; or one is under way while the other is done, and is
-    then answered as its repeat would be (CKPT-PHASE-002, CKPT-PHASE-005, CKPT-REPEAT-014).
+    then answered as its repeat would be (CKPT-PHASE-002, CKPT-PHASE-005, CKPT-REPEAT-014); or both are the same, and
+    the second joins and is answered as the first.
     """
     before = frozenset(states)
     found: set[State] = set()
+    if first == second and first.operation in JOINS:
+        found |= filter_by(before, first, *answers[0]) & filter_by(before, first, *answers[1])
     for (one, said), (other, replied) in (
         ((first, answers[0]), (second, answers[1])),
         ((second, answers[1]), (first, answers[0])),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,19 @@ def sees(state: State, status: Mapping[str, Any], *, owns_rollouts: bool = True)
         and status["captured"] == captured(state)
         and (not owns_rollouts or counts_fit(state.rollouts, status["counts"]))
     )
+
+
+def feed_of(state: State, feed: str | None, seen: Collection[str]) -> State | None:
+    """Return ``state`` made sharper by the feed that is named, or ``None`` if it cannot be that (CKPT-FEED-003 … 005).
+
+    Args:
+        state: any state.
+        feed: the value in a status; ``None``: the participant has no feed.
+        seen: every value that it has had before.
+    """
+    if feed is None or feed == state.feed:
+        return state
+    return replace(state, feed=feed) if state.feed is None and feed not in seen else None
 
 
 def captured(state: State) -> bool | None:

@@ -84,7 +84,9 @@ def let_go(state: State, name: str, goal: Stand, boundary: Stand) -> State:
 def idle(state: State, how: Ending) -> State:
     """Return ``state`` after its checkpoint has ended: idle, the gate open, recorded in `last`."""
     assert state.open is not None
-    done = replace(state, phase="idle", open=None, last=Last(state.open.id, how))
+    # Uploads are kept until a restore has ended, and nobody knows how long from then on (CKPT-ART-009).
+    uploads = frozenset[CheckpointId]() if state.open.restore is not None else state.uploads
+    done = replace(state, phase="idle", open=None, last=Last(state.open.id, how), uploads=uploads)
     return open_gate(done)
 
 
@@ -165,7 +167,9 @@ def installed(state: State) -> Iterator[State]:
     if state.blocked and state.runs_effects:
         return
     current = book.install(state.rollouts, source, call.plan, call.policy)
-    yield replace(state, phase="restored", gate="closed", rollouts=current, guests=MappingProxyType({}))
+    sessions = frozenset(item.rollout_id for item in call.plan.rollouts)
+    installed = replace(state, phase="restored", gate="closed", rollouts=current, feed=None)
+    yield replace(installed, guests=MappingProxyType({}), sessions=sessions)
 
 
 def failures(state: State) -> frozenset[str]:
@@ -181,6 +185,8 @@ def failures(state: State) -> frozenset[str]:
     # Whether held work runs in *this* participant is not always known: an agent apart from its sessions need not wait.
     if not codes and state.perhaps_blocked:
         codes.add("not_ready")
+    if call.uploaded and call.source not in state.uploads:
+        codes.add("checkpoint_corrupt")
     return frozenset(codes)
 
 

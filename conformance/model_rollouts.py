@@ -253,11 +253,18 @@ def _acknowledge(rollouts: Rollouts, held: Rollout | None, receipt: Receipt) -> 
     return "released", left if held.terminal else left.fence(receipt.rollout_id, held.attempt)
 
 
-def retire(rollouts: Rollouts, item: Retire) -> frozenset[tuple[str, Rollouts]]:
-    """Return the outcomes that one item of a retire may have, each with what it leaves (CKPT-RETIRE-001 … 019)."""
+def retire(rollouts: Rollouts, item: Retire, *, hosted: bool = False) -> frozenset[tuple[str, Rollouts]]:
+    """Return the outcomes that one item of a retire may have, each with what it leaves (CKPT-RETIRE-001 … 019).
+
+    Args:
+        rollouts: what the participant knows.
+        item: the item.
+        hosted: whether the participant may hold a session of it, as one that owns sessions and no rollouts.
+    """
     held = rollouts.get(item.rollout_id)
     fenced = rollouts.fence(item.rollout_id, item.through_attempt)
-    return frozenset(outcome for one in _each(held) for outcome in _retire(fenced, one, item))
+    found = frozenset(outcome for one in _each(held) for outcome in _retire(fenced, one, item))
+    return found | {("pending", fenced)} if hosted and held is None else found
 
 
 def _retire(fenced: Rollouts, held: Rollout | None, item: Retire) -> Iterator[tuple[str, Rollouts]]:

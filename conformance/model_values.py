@@ -49,6 +49,7 @@ class Call:
         wait: of a commit, what it waits for.
         deserves: the error that its target, source or lists earn by themselves (``forbidden_target``, …).
         source: of a restore, the checkpoint whose cut is restored; ``None``: none (``source: null``).
+        uploaded: of a restore, whether the files of its source have to be uploaded before (scheme ``http``).
         plan: of a restore, its lists.
         policy: of a restore, where restored rollouts call; ``None``: their saved one.
         failing: of a commit, whether its writing may fail for lack of space.
@@ -67,6 +68,7 @@ class Call:
     wait: Literal["captured", "durable"] = "durable"
     deserves: str | None = None
     source: CheckpointId | None = None
+    uploaded: bool = False
     plan: Plan = field(default_factory=Plan)
     policy: str | None = None
     failing: bool = False
@@ -108,7 +110,10 @@ class State:
     Args:
         outside: how far the outside lets each rollout get, whatever its attempt.
         guests: of a participant that owns sessions and no rollouts: what the outside keeps from its end there.
+        sessions: of such a participant: the rollouts of which it may hold something.
         cuts: what each cut that may be restored holds.
+        uploads: the cuts of which every file was uploaded and is certainly still there.
+        feed: the value of the feed; ``None``: one that was never seen.
         late: a call that is still under way and may yet be executed, or never.
         runs_effects: whether effects run in this participant (it owns sessions).
         draining: whether it was told to end (SIGTERM).
@@ -123,7 +128,10 @@ class State:
     rollouts: Rollouts = field(default_factory=Rollouts)
     outside: Mapping[str, Stand] = field(default_factory=lambda: MappingProxyType({}))
     guests: Mapping[str, Busy] = field(default_factory=lambda: MappingProxyType({}))
+    sessions: frozenset[str] = frozenset()
     cuts: Mapping[CheckpointId, Rollouts] = field(default_factory=lambda: MappingProxyType({}))
+    uploads: frozenset[CheckpointId] = frozenset()
+    feed: str | None = None
     late: Call | None = None
     runs_effects: bool = True
     draining: bool = False

@@ -252,7 +252,7 @@ def retire(state: State, call: Call) -> frozenset[Outcome]:
 
     def one(rollouts: Rollouts, item: Any) -> Iterable[tuple[str, Rollouts]]:
         assert isinstance(item, Retire)
-        return book.retire(rollouts, item)
+        return book.retire(rollouts, item, hosted=item.rollout_id in state.sessions)
 
     late = frozenset() if call.patient else refused(state, "deadline_exceeded")
     done = _items(state, call, one)

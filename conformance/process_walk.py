@@ -148,7 +148,6 @@ class ProcessDriver(Driver):
         else:
             watch.states = frozenset(model.loses_everything(state) for state in possible)
             watch.forget_progress()
-            watch.feed_rule, watch.feed = "any", None
 
     def look_after_restart(self, at_risk: Mapping[str, Rollout]) -> None:
         """Read everything, and wait until what was under way goes on or has stopped (CKPT-PHASE-015)."""
@@ -171,8 +170,11 @@ class ProcessDriver(Driver):
             )
 
         self._until(decided, f"{piece.rollout_id} goes on, or stops as uncertain", "CKPT-PHASE-015")
-        if self.case.row(piece.rollout_id)["state"] == "restart":
+        state = self.case.row(piece.rollout_id)["state"]
+        if state == "restart":
             self.agent.change(lambda state: _uncertain(state, piece.rollout_id))
+        # The handler that was there is gone; the one that is there now is one that has come since.
+        self.guest(piece, "no" if state in ("restart", "failed") else piece.goal.busy)
 
 
 def _uncertain(state: State, rollout_id: str) -> State:

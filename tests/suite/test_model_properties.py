@@ -263,7 +263,7 @@ def answer_of(outcome: Outcome) -> model.Answer:
 # --- the properties themselves can fail ---
 
 
-def _lowers_fences(rollouts: Rollouts, item: Retire) -> Any:
+def _lowers_fences(rollouts: Rollouts, item: Retire, *, hosted: bool = False) -> Any:
     return frozenset({("retired", replace(rollouts, fences={item.rollout_id: item.through_attempt}))})
 
 
