@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 from conformance.case import Case
+from conformance.controller import Json, Participant
 from conformance.errors import NotOffered
 from conformance.registry import check
 from spec import wire as names
@@ -90,9 +90,11 @@ def participants_have_names_and_stages(case: Case) -> None:
             case.equal(row["name"], told["name"], f"the name of {row['url']}", "CKPT-DISC-019")
     found = [participant.name for participant in case.gym.participants]
     case.equal(len(set(found)), len(found), "names differ", "CKPT-DISC-020")
-    for lower, higher in itertools.combinations(case.gym.participants, 2):
-        if lower.owns("rollouts"):
-            case.true(lower.stage < higher.stage, "the agent calls before the others", "CKPT-STAGE-001")
+    caller = case.agent
+    for called in case.gym.participants:
+        if called is not caller:
+            stages = {caller.name: caller.stage, called.name: called.stage}
+            case.true(caller.stage < called.stage, "the agent's stage is the lowest", "CKPT-STAGE-001", got=stages)
 
 
 @check(
@@ -277,15 +279,20 @@ def listed_profiles_are_served(case: Case) -> None:
     replies = {"retire": c.retire(p, {}), "abort": c.abort(p, c.next_id())}
     if p.owns("rollouts"):
         replies |= {"results": p.get_results(), "listing": p.get_rollouts(), "acks": c.ack(p, [])}
+        replies |= {"start": c.start(p, [])}
     if "checkpoint" in profiles:
         ended = c.next_id()
         case.accepted(c.abort(p, ended), "an id ends")
         # Of an ended id none of them does anything; what is judged is that they are there.
         replies |= {"prepare": c.prepare(p, ended), "resume": c.resume(p, ended), "renew": c.renew(p, ended)}
-        replies |= {"restore": c.restore(p, ended, None)}
+        replies |= {"restore": c.restore(p, ended, None), "commit": c.commit(p, ended, _a_target(p))}
     absent = {name: reply.brief for name, reply in replies.items() if reply.status in (404, 405, 501)}
     case.equal({}, absent, "operations of listed profiles that are not served", "CKPT-DISC-009")
     if "turn-recovery" in profiles and (p.owns("rollouts") or p.owns("sessions")):
         rows = [*p.capabilities["environments"], *p.capabilities["agents"]]
         going = [row["name"] for row in rows if row["continuation"] != "restart_only"]
-        case.true(going, "something continues", "CKPT-DISC-009", got=rows)
+        case.true(going, "an environment or an agent continues: not all are restart_only", "CKPT-DISC-009", got=rows)
+
+
+def _a_target(p: Participant) -> Json:
+    return {"scheme": "file", "path": "/nowhere"} if "file" in p.capabilities["storage"] else {"scheme": "http"}

@@ -104,6 +104,8 @@ def a_repeated_effect_runs_once(case: Case) -> None:
     case.step("the same request id with another input")
     refused = probe(case, rollout, 2, args={"n": 77})
     case.refused(refused, "argument_conflict", "another input", "CKPT-EFFECT-003")
+    next_one = probe(case, rollout, 3)
+    case.refused(next_one, "internal", "a new effect of the session, which is uncertain now", "CKPT-EFFECT-004")
     case.release(rollout)
     case.until_state(rollout, "restart", "failed", requirements=("CKPT-EFFECT-004",))
 

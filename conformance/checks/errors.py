@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 from conformance.case import Case
@@ -85,23 +84,6 @@ def refusals_have_an_order(case: Case) -> None:
     no_header = {"Content-Type": "text/plain"}
     reply = case.wire.raw("POST", url, headers=no_header, content=b"{")
     case.refused(reply, "unsupported_media_type", "media type before JSON and headers", "CKPT-ORDER-002")
-
-
-@check("CKPT-TIME-010", "CKPT-INV-005", "CKPT-TIME-014", each="rollouts")
-def waits_are_bounded(case: Case) -> None:
-    """A `wait_ms` above `max_wait_ms` counts as that; the reply comes."""
-    limit = case.agent.limit("max_wait_ms")
-    if limit > case.patience.ms(5_000):
-        raise NotOffered(f"max_wait_ms is {limit}")
-    after = case.agent.get_results()["next"]
-    started = time.monotonic()
-    case.accepted(case.agent.get_results(after=after, wait_ms=86_400_000), "a day's wait", "CKPT-TIME-010")
-    took = (time.monotonic() - started) * 1000
-    case.true(took < limit + 3000, "it ends with max_wait_ms", "CKPT-TIME-010", "CKPT-INV-005", got=f"{took:.0f} ms")
-    started = time.monotonic()
-    case.accepted(case.agent.get_results(after=after, wait_ms=400), "400 ms", "CKPT-TIME-014")
-    took = (time.monotonic() - started) * 1000
-    case.true(380 < took < 2500, "it runs from the arrival of the call", "CKPT-TIME-014", got=f"{took:.0f} ms")
 
 
 @check(

@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 from conformance.case import Case
 from conformance.checks.writing import big
 from conformance.controller import Json, Participant
 from conformance.cuts import Cut, prepared_at, read_part, ready_at, target_for
+from conformance.errors import NotOffered
 from conformance.registry import check
-from conformance.script import script
+from conformance.script import script, world
 from conformance.wire import Reply
 
 COMMON = ("conformance",)
 SHORT_MS = 100
+LIMIT_MS, ENDING = 300, 8
+"""The limit of a prepare, and how many effects end meanwhile, one in every half of it."""
+POLLS = 8
+AT_ONCE_MS = 250
+"""Within what a read that does not wait is answered."""
 
 
 @check(
@@ -90,12 +97,27 @@ def an_absent_field_means_its_default(case: Case) -> None:
     given = case.accepted(a.get_results(wait_ms=0), "a read with wait_ms=0", "CKPT-ERR-005")
     case.equal(_receipts(absent), _receipts(given), "results with wait_ms left out, and 0", "CKPT-ERR-005")
     case.true(first["receipt"] in _receipts(absent), "no cursor: from the beginning", "CKPT-ERR-005", got=absent.brief)
+    _a_read_without_wait_ms_does_not_wait(case)
     rollout = case.start_at(1)
     named = {**rollout.item, "agent": a.capabilities["agents"][0]["name"]}
     case.equal("already_started", case.outcome(named)["outcome"], "the first agent, named", "CKPT-ERR-005")
     if "checkpoint" in case.gym.profiles:
         for p in case.gym.participants:
             _leave_out_blocked(case, p)
+
+
+def _a_read_without_wait_ms_does_not_wait(case: Case) -> None:
+    """Judge a read at the end of the feed, where there is nothing to serve: the quickest of three."""
+    end = case.agent.get_results()
+    while end["more"]:
+        end = case.agent.get_results(after=end["next"])
+    took = []
+    for _ in range(3):
+        begun = time.monotonic()
+        case.accepted(case.agent.get_results(after=end["next"]), "a read at the end of the feed", "CKPT-ERR-005")
+        took.append((time.monotonic() - begun) * 1000)
+    quick = min(took) < case.patience.ms(AT_ONCE_MS)
+    case.true(quick, "without wait_ms a read does not wait", "CKPT-ERR-005", got=f"{min(took):.0f} ms")
 
 
 def _receipts(page: Reply) -> list[Json]:
@@ -113,7 +135,9 @@ def _leave_out_blocked(case: Case, p: Participant) -> None:
         target, _ = target_for(case, p, open_id)
         for given in (first, None if first is False else False):
             reply = c.commit(p, open_id, target, leave_out_blocked=given)
-            case.accepted(reply, f"a commit with leave_out_blocked {given}, after {first}", "CKPT-ERR-005")
+            said = {None: "left out", False: "false"}
+            what = f"a commit with leave_out_blocked {said[given]}, after one with it {said[first]}: a repeat"
+            case.accepted(reply, what, "CKPT-ERR-005")
         case.accepted(c.abort(p, open_id), "abort")
 
 
@@ -161,3 +185,59 @@ def _in_time(case: Case, begun: float) -> None:
     case.true(
         SHORT_MS - 20 <= passed <= SHORT_MS + late, "the limit ends in time", "CKPT-TIME-014", got=f"{passed:.0f} ms"
     )
+
+
+@check("CKPT-TIME-010", "CKPT-INV-005", "CKPT-TIME-014", each="rollouts")
+def waits_are_bounded(case: Case) -> None:
+    """A `wait_ms` above `max_wait_ms` counts as that; the reply comes."""
+    limit = case.agent.limit("max_wait_ms")
+    if limit > case.patience.ms(5_000):
+        raise NotOffered(f"max_wait_ms is {limit}")
+    after = case.agent.get_results()["next"]
+    started = time.monotonic()
+    case.accepted(case.agent.get_results(after=after, wait_ms=86_400_000), "a day's wait", "CKPT-TIME-010")
+    took = (time.monotonic() - started) * 1000
+    case.true(took < limit + 3000, "it ends with max_wait_ms", "CKPT-TIME-010", "CKPT-INV-005", got=f"{took:.0f} ms")
+    started = time.monotonic()
+    case.accepted(case.agent.get_results(after=after, wait_ms=400), "400 ms", "CKPT-TIME-014")
+    took = (time.monotonic() - started) * 1000
+    case.true(380 < took < 2500, "it runs from the arrival of the call", "CKPT-TIME-014", got=f"{took:.0f} ms")
+    case.step(f"{POLLS} reads at the same time, each with wait_ms 400")
+    reads = [functools.partial(case.agent.get_results, after=after, wait_ms=400)] * POLLS
+    started = time.monotonic()
+    for reply in case.wire.together(reads):
+        case.accepted(reply, "one of several reads that wait", "CKPT-TIME-014")
+    took = (time.monotonic() - started) * 1000
+    what = "reads that wait at the same time do not wait for each other"
+    case.true(took < case.patience.ms(400 * POLLS // 2), what, "CKPT-TIME-014", got=f"{took:.0f} ms")
+
+
+@check("CKPT-TIME-014", "CKPT-TIME-002", profile="checkpoint", features=("conformance",), world=True)
+def a_limit_is_not_extended_by_what_happens(case: Case) -> None:
+    """While a prepare waits for a held effect, others end one after the other: none of them gives it more time."""
+    held, *others = [case.new_id() for _ in range(ENDING + 1)]
+    effects = [case.world.hold("slow", rollout_id=key) for key in (held, *others)]
+    rollouts = [case.start(script([world("slow")], "done"), rollout_id=key) for key in (held, *others)]
+    for effect in effects:
+        effect.wait_begun()
+    open_id = case.controller.next_id()
+    case.step(f"prepare {open_id} with timeout_ms {LIMIT_MS} while {ENDING + 1} effects run; all but one of them end")
+
+    def prepared() -> tuple[Reply, float]:
+        started = time.monotonic()
+        reply = case.controller.prepare(case.agent, open_id, timeout_ms=LIMIT_MS)
+        return reply, (time.monotonic() - started) * 1000
+
+    waiting = case.wire.background(prepared)
+    for effect in effects[1:]:
+        case.patience.pause(LIMIT_MS / 2000)
+        effect.release()
+    reply, took = waiting.result()
+    case.accepted(reply, "prepare")
+    case.equal(False, reply["ready"], "an effect is held still", "CKPT-TIME-002")
+    most = case.patience.ms(LIMIT_MS * ENDING // 2)
+    case.true(took < most, "the limit runs from the arrival of the call", "CKPT-TIME-014", got=f"{took:.0f} ms")
+    effects[0].release()
+    case.accepted(case.controller.abort(case.agent, open_id), "abort")
+    for rollout in rollouts:
+        case.body(rollout)

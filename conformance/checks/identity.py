@@ -246,9 +246,10 @@ def an_aborted_id_can_never_be_used(case: Case) -> None:
 def while_one_is_open_other_ids_are_refused(case: Case) -> None:
     """C11: a higher id conflicts, a lower one is stale, the open one may be in the wrong phase; abort always works."""
     c, p = case.controller, case.p
-    lower, open_id, higher = (f"{c.epoch}-{n}" for n in (3, 5, 9))
-    case.step(f"prepare {open_id}")
-    case.accepted(c.prepare(p, open_id), "an unseen id is prepared", "CKPT-CKID-028")
+    lower, last_id, open_id, higher = (f"{c.epoch}-{n}" for n in (7, 9, 10, 100))
+    case.accepted(c.abort(p, last_id), "an abort of an unseen id")
+    case.step(f"{last_id} is the last; prepare {open_id}, which is higher as a number and not as text")
+    case.accepted(c.prepare(p, open_id), f"{open_id}, after {last_id}, is prepared", "CKPT-CKID-028")
     with case.unchanged():
         for verb, reply in calls_of(case, c, higher).items():
             keys = ("CKPT-CKID-024", "CKPT-CKID-004") if verb in ("prepare", "restore") else ("CKPT-CKID-024",)

@@ -17,6 +17,7 @@ from conformance.cuts import (
     resume_everywhere,
     target_for,
 )
+from conformance.gym import RESTART_ONLY
 from conformance.registry import check
 from conformance.script import add, script, world
 
@@ -48,6 +49,7 @@ def _effect_owners(case: Case) -> list[Participant]:
     "CKPT-GATE-002",
     "CKPT-GATE-010",
     "CKPT-REPEAT-001",
+    "CKPT-STATUS-002",
     profile="checkpoint",
     features=COMMON,
     world=True,
@@ -67,6 +69,7 @@ def commit_while_preparing(case: Case) -> None:
             reply = case.accepted(case.controller.prepare(p, open_id, timeout_ms=SHORT_MS), "200 after the limit")
             got = (reply["ready"], reply["phase"])
             case.equal((False, "preparing"), got, "not ready", "CKPT-TIME-002", "CKPT-GATE-002", "CKPT-GATE-010")
+            case.equal("closed", p.status()["gate"], "the gate while preparing", "CKPT-STATUS-002")
             waited = reply["wait_ms"]
             case.true(SHORT_MS <= waited <= 5000, "wait_ms covers the wait", "CKPT-PREP-014", got=waited)
             passed = (time.monotonic() - begun) * 1000
@@ -85,7 +88,8 @@ def commit_while_preparing(case: Case) -> None:
             case.step("release the effect")
             effect.release()
         again = case.accepted(case.controller.prepare(p, open_id), "the same prepare again", "CKPT-REPEAT-001")
-        case.equal(True, again["ready"], "ready once the effect has ended", "CKPT-PREP-002")
+        what = "the same prepare again waits, and is ready once the effect has ended"
+        case.equal(True, again["ready"], what, "CKPT-PREP-002", "CKPT-REPEAT-001")
         case.accepted(case.controller.abort(p, open_id), "abort")
         case.body(rollout)
 
@@ -136,6 +140,7 @@ def prepare_never_waits_for_a_generation(case: Case) -> None:
         case.equal(progress, case.agent.status()["progress"], "progress stands still", "CKPT-GATE-009")
     row = case.row(rollout)
     case.equal((before, "parked"), (row["turns_done"], row["state"]), "parked", "CKPT-GATE-009", "CKPT-ROLL-045")
+    case.equal(None, row["open_turn"], "the open turn of a parked rollout", "CKPT-GATE-001")
     case.step(f"abort {open_id} everywhere")
     for p in case.gym.participants:
         case.accepted(case.controller.abort(p, open_id), "abort")
@@ -242,6 +247,7 @@ def an_abort_answers_a_waiting_prepare(case: Case) -> None:
 def a_blocked_rollout_can_be_left_out(case: Case) -> None:
     """N13: with `leave_out_blocked` the cut holds everyone else; the blocked one is listed and goes on after resume."""
     free = case.start_at(1)
+    case.start_at(1, environment=RESTART_ONLY)
     slow_id = case.new_id("slow")
     with case.world.hold("slow", rollout_id=slow_id) as effect:
         slow = case.start(script([world("slow"), world("further")], add(1), "done"), rollout_id=slow_id)
@@ -258,7 +264,7 @@ def a_blocked_rollout_can_be_left_out(case: Case) -> None:
         case.equal(("restart", "blocked"), got, "blocked", "CKPT-COMMIT-032", "CKPT-DIR-012")
         restarts = sum(1 for row in rows.values() if row["state"] == "restart")
         counted = parts[case.agent.name][2]["counts"]["restart"]
-        case.equal(restarts, counted, "counts.restart", "CKPT-COMMIT-049")
+        case.equal(restarts, counted, "counts.restart: rows in state restart, for whatever reason", "CKPT-COMMIT-049")
         wanted = "turn" if "turn-recovery" in case.gym.profiles else rows[free.rollout_id]["state"]
         got = (rows[free.rollout_id]["state"], rows[free.rollout_id]["turns_done"])
         case.equal((wanted, 1), got, "the others are in it", "CKPT-COMMIT-033")

@@ -79,19 +79,26 @@ def a_lease_does_not_run_while_prepare_waits(case: Case) -> None:
 
 @check("CKPT-PREP-012", profile="checkpoint", features=COMMON, world=True, storage=True)
 def restart_count_is_what_the_cut_will_list(case: Case) -> None:
-    """`restart_count` of prepare is the number of `restart` rows of the cut."""
+    """`restart_count` of prepare is the number of `restart` rows of the cut, without what would be there as blocked."""
     reset(case)
     case.start_at(1)
     case.start_at(1, environment=RESTART_ONLY)
     broken = case.new_id()
     case.world.fail("breaks", rollout_id=broken)
     case.until_state(case.start(script([world("breaks")], "done"), rollout_id=broken), "restart")
-    checkpoint_id = case.controller.next_id()
+    blocked, checkpoint_id = case.new_id("slow"), case.controller.next_id()
+    with case.world.hold("slow", rollout_id=blocked) as effect:
+        case.start(SLOW, rollout_id=blocked)
+        effect.wait_begun()
+        case.step(f"prepare {checkpoint_id} at the agent with a short limit, while an effect blocks")
+        early = case.accepted(case.controller.prepare(case.agent, checkpoint_id, timeout_ms=SHORT_MS), "prepare")
+        effect.release()
     told = {p.name: ready_at(case, p, checkpoint_id)["restart_count"] for p in case.gym.participants}
     cut = take_cut(case, checkpoint_id=checkpoint_id)
     rows = cut.parts[case.agent.name].rows
     restarts = sum(1 for row in rows.values() if row["state"] == "restart")
-    case.equal(restarts, told[case.agent.name], "restart_count", "CKPT-PREP-012")
+    case.equal(restarts, told[case.agent.name], "restart_count, and the rows of the cut", "CKPT-PREP-012")
+    case.equal(restarts, early["restart_count"], "restart_count while another one blocks", "CKPT-PREP-012")
 
 
 @check(
@@ -219,7 +226,8 @@ def a_policy_call_while_parked_breaks_nothing(case: Case) -> None:
         case.accepted(case.controller.prepare(case.agent, open_id, timeout_ms=1), "prepare, in the middle of a turn")
         effect.release()
     ready_at(case, case.agent, open_id)
-    case.stays(lambda: case.row(rollout)["turns_done"] == 1, "no turn comes of an early call", "CKPT-GATE-025")
+    case.stays(lambda: case.row(rollout)["turns_done"] == 1, "no boundary comes of an early call", "CKPT-GATE-025")
+    case.stays(lambda: case.row(rollout)["open_turn"] is None, "no turn opens by an early call", "CKPT-GATE-025")
     if not case.witness.asked(rollout_id, 2):
         case.leave_out("it asks the policy only when the gate is open", "CKPT-GATE-025")
     cut = take_cut(case, checkpoint_id=open_id)

@@ -120,7 +120,7 @@ def _room(case: Case, p: Participant) -> bool:
         return False
 
 
-@check("CKPT-ART-015", profile="checkpoint", each="participant", features=("artifacts_http",))
+@check("CKPT-ART-015", "CKPT-ERR-031", profile="checkpoint", each="participant", features=("artifacts_http",))
 def uploads_have_a_bound(case: Case) -> None:
     """PUT of more artifacts, or of more bytes, than are declared is `insufficient_storage`; a restore makes room."""
     p = case.p
@@ -148,6 +148,7 @@ def _refused_in_the_end(case: Case, what: str, sizes: list[int]) -> None:
     for number, size in enumerate(sizes):
         reply = case.controller.put_artifact(case.p, f"{case.controller.epoch}-74", f"{what}-{number}", bytes(size))
         if not reply.ok:
-            case.refused(reply, "insufficient_storage", f"artifact {number} of {size} bytes", "CKPT-ART-015")
+            what = f"PUT of artifact {number + 1}, of {size} bytes, which is beyond the bound"
+            case.refused(reply, "insufficient_storage", what, "CKPT-ART-015", "CKPT-ERR-031")
             return
     case.true(False, f"the last of {len(sizes)} artifacts is refused", "CKPT-ART-015", got="all were taken")

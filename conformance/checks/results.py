@@ -226,16 +226,21 @@ def retire_fences_stops_and_frees(case: Case) -> None:
     """Live, finished, unknown and higher rollouts in one retire: each its outcome, in order; a success stays."""
     live, high = case.start_at(1), case.start_at(1, attempt=5)
     done, entry = case.finished(script("done"))
+    gone, released = case.finished(script("done"))
+    case.ack(released["receipt"])
     unknown = case.new_id()
     before = case.agent.status()["counts"]
-    through = {live.rollout_id: 0, done.rollout_id: 3, unknown: 2, high.rollout_id: 4}
-    case.step("retire a live, a finished and an unknown rollout, and one whose attempt is higher")
+    through = {live.rollout_id: 0, done.rollout_id: 3, unknown: 2, high.rollout_id: 4, gone.rollout_id: 1}
+    case.step("retire a live, a finished, an unknown and a released rollout, and one whose attempt is higher")
     reply = case.accepted(case.controller.retire(case.agent, through), "retire")
     rows = {row["rollout_id"]: row for row in reply["outcomes"]}
     case.equal(list(through), list(rows), "outcomes in request order", "CKPT-RETIRE-005")
     stopped = rows[live.rollout_id]["outcome"]
     case.true(stopped in ("retired", "pending"), "the live one", "CKPT-RETIRE-002", got=stopped)
     case.equal("waiting_policy", case.row(high)["state"], "the one whose attempt is higher", "CKPT-RETIRE-003")
+    for idle, what in ((high, "whose attempt is higher"), (gone, "that was released")):
+        outcome = rows[idle.rollout_id]["outcome"]
+        case.equal("retired", outcome, f"nothing is left to free of the one {what}", "CKPT-RETIRE-011")
     case.until_state(live, "retired", requirements=("CKPT-RETIRE-004", "CKPT-RETIRE-011"))
     kept = (rows[done.rollout_id]["outcome"], rows[done.rollout_id].get("receipt"))
     case.equal(("finished", entry["receipt"]), kept, "the finished one", "CKPT-RETIRE-006", "CKPT-RETIRE-007")

@@ -3,30 +3,60 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from conformance.case import Case
 from conformance.errors import NotOffered
 from conformance.registry import check
 from conformance.sockets import is_loopback, listening
 from spec import wire as names
 
+PATHS = (
+    ("GET", "/capabilities"),
+    ("GET", "/checkpoint"),
+    *(("POST", f"/checkpoint/{verb}") for verb in ("prepare", "commit", "resume", "abort", "renew", "restore")),
+    ("POST", "/retire"),
+    ("GET", "/rollouts"),
+    ("GET", "/rollouts/r1"),
+    ("POST", "/rollouts"),
+    ("GET", "/results"),
+    ("POST", "/acks"),
+    ("GET", "/checkpoints/1-1/artifacts/manifest.json"),
+    ("PUT", "/checkpoints/1-1/artifacts/manifest.json"),
+)
+"""The whole control plane: the token is judged first, whoever serves what (CKPT-ORDER-001)."""
+WRONG = ("Bearer wrong", "Basic eA==", "Bearer")
+
 
 @check("CKPT-SEC-001", each="participant", budget=("quick", "demo"))
 def the_control_plane_takes_its_token_alone(case: Case) -> None:
-    """Without a token, with a wrong one and with another plane's: `unauthorized`, and nothing changes."""
-    tokens = case.wire.tokens
-    if not tokens.get("control"):
+    """Every path without a token, with a wrong one and with another plane's: `unauthorized`, and nothing changes."""
+    if not case.wire.tokens.get("control"):
         raise NotOffered("no token is configured")
-    wrong = ["Bearer wrong", "Basic eA==", "Bearer"]
-    if tokens.get("data") not in (None, tokens["control"]):
-        wrong.append(f"Bearer {tokens['data']}")
-    url = case.p.url + names.PREFIX
     with case.unchanged():
-        for method, path in (("GET", "/capabilities"), ("GET", "/checkpoint"), ("POST", "/retire")):
-            bare = case.wire.raw(method, url + path, plane="none")
-            case.refused(bare, "unauthorized", f"{method} {path} without a token", "CKPT-SEC-001")
-            for value in wrong:
-                reply = case.wire.raw(method, url + path, headers={"Authorization": value})
-                case.refused(reply, "unauthorized", f"{method} {path} with a wrong one", "CKPT-SEC-001")
+        for method, path in PATHS:
+            _takes_its_token_alone(case, method, case.p.url + names.PREFIX + path, "data")
+
+
+@check("CKPT-SEC-001", each="sessions", features=("conformance",), budget="quick")
+def the_data_plane_takes_its_token_alone(case: Case) -> None:
+    """The probe without a token, with a wrong one and with the control plane's: `unauthorized`, and nothing changes."""
+    if not case.wire.tokens.get("data"):
+        raise NotOffered("no token is configured")
+    with case.unchanged():
+        _takes_its_token_alone(case, "POST", case.p.url + names.PROBE_PATH, "control")
+
+
+def _takes_its_token_alone(case: Case, method: str, url: str, other: str) -> None:
+    tokens, path = case.wire.tokens, urlsplit(url).path
+    bare = case.wire.raw(method, url, plane="none")
+    case.refused(bare, "unauthorized", f"{method} {path} without a token", "CKPT-SEC-001")
+    values = {value: f"with {value!r}" for value in WRONG}
+    if len({tokens.get("control"), tokens.get("data"), None}) == 3:
+        values[f"Bearer {tokens[other]}"] = f"with the token of the {other} plane"
+    for value, what in values.items():
+        reply = case.wire.raw(method, url, headers={"Authorization": value}, plane="none")
+        case.refused(reply, "unauthorized", f"{method} {path} {what}", "CKPT-SEC-001")
 
 
 @check("CKPT-SEC-006", features=("conformance",), budget="quick")

@@ -26,8 +26,10 @@ def begun(case: Case, p: Participant, point: Armed, **kwargs: object) -> tuple[s
     open_id = prepared_at(case, p, **kwargs)
     target, directory = target_for(case, p, open_id)
     case.step(f"commit {open_id} at {p.name}, wait: captured")
-    case.accepted(case.controller.commit(p, open_id, target, wait="captured"), "commit is accepted")
+    reply = case.accepted(case.controller.commit(p, open_id, target, wait="captured"), "commit is accepted")
     point.wait_reached()
+    got = (reply["phase"], reply["captured"], reply["durable"])
+    case.equal(("committing", True, False), got, "what commit says while the writer is held", "CKPT-PHASE-016")
     return open_id, target, directory
 
 
@@ -43,6 +45,7 @@ def over(case: Case, p: Participant, *requirements: str, within_s: float = 10.0)
     "CKPT-ABORT-005",
     "CKPT-COMMIT-041",
     "CKPT-PHASE-006",
+    "CKPT-PHASE-016",
     "CKPT-TIME-006",
     "CKPT-TIME-009",
     "CKPT-TIME-013",
@@ -98,14 +101,16 @@ def a_lease_ends_with_the_pause(case: Case) -> None:
     with case.failpoint("commit.write", "hold") as point:
         open_id, _, _ = begun(case, p, point, lease_ms=lease_ms)
         resumed = case.accepted(c.resume(p, open_id), "resume")
-        case.equal(None, resumed["ended_as"], "it is still being written", "CKPT-RESUME-004")
+        said = (resumed["phase"], resumed["ended_as"])
+        case.equal(("committing", None), said, "what resume says while the cut is written", "CKPT-RESUME-004")
         case.step(f"let the lease of {lease_ms} ms pass twice")
         still = lambda: p.status()["checkpoint_id"] == open_id  # noqa: E731 - a condition with a name
         seconds = 2 * lease_ms / 1000 / case.patience.scale
         case.stays(still, "no lease ends it", "CKPT-LEASE-010", for_s=seconds)
         point.release()
     last = over(case, p, "CKPT-COMMIT-025")
-    case.equal((open_id, "committed"), (last["checkpoint_id"], last["ended_as"]), "last", "CKPT-LEASE-010")
+    ended = (last["checkpoint_id"], last["ended_as"])
+    case.equal((open_id, "committed"), ended, "how it ended, lease or not, as `last` tells", "CKPT-LEASE-010")
 
 
 @check(
@@ -126,10 +131,37 @@ def a_writing_that_fails_behind_an_open_gate(case: Case) -> None:
         point.turn_into("fail")
         last = over(case, p, "CKPT-COMMIT-028")
     got = (last["checkpoint_id"], last["ended_as"], last["manifest"])
-    case.equal((open_id, "failed", None), got, "last", "CKPT-COMMIT-028")
+    case.equal((open_id, "failed", None), got, "how it ended, as `last` tells", "CKPT-COMMIT-028")
     case.equal("insufficient_storage", last["error_code"], "its error", "CKPT-CKID-008")
     case.refused(c.commit(p, open_id, target), "stale_checkpoint", "the cut is gone", "CKPT-COMMIT-028")
     case.true(not (directory / MANIFEST).exists(), "there is no manifest", "CKPT-COMMIT-028", got="it is there")
+
+
+@check(
+    "CKPT-ART-004",
+    profile="checkpoint",
+    each="participant",
+    features=("conformance", "artifacts_http"),
+    points=("commit.write",),
+)
+def a_cut_that_is_being_written_is_not_fetched(case: Case) -> None:
+    """A writer with target http is held: no file of its cut is there yet, under the names that an earlier cut had."""
+    c, p = case.controller, case.p
+    if "artifacts_http" not in p.capabilities["features"]:
+        raise NotOffered("it does not list artifacts_http")
+    first = prepared_at(case, p)
+    done = case.accepted(c.commit(p, first, {"scheme": "http"}), "a commit with target http")
+    manifest = case.accepted(p.get_artifact(first, done["manifest"]["name"]), "its manifest").json
+    case.accepted(c.resume(p, first), "resume")
+    held = prepared_at(case, p)
+    with case.failpoint("commit.write", "hold") as point:
+        case.step(f"commit {held} with target http, and hold the writer")
+        case.accepted(c.commit(p, held, {"scheme": "http"}, wait="captured"), "commit is accepted")
+        point.wait_reached()
+        for name in [*(row["name"] for row in manifest["files"]), done["manifest"]["name"]]:
+            what = f"GET of {name} of a checkpoint that is not committed"
+            case.refused(p.get_artifact(held, name), "not_found", what, "CKPT-ART-004")
+    case.accepted(c.abort(p, held), "abort")
 
 
 @check(
@@ -147,7 +179,8 @@ def a_target_without_space(case: Case) -> None:
     open_id = prepared_at(case, p)
     target, directory = target_for(case, p, open_id)
     with case.failpoint("commit.write", "fail"):
-        reply = case.refused(c.commit(p, open_id, target), "insufficient_storage", "commit", "CKPT-ERR-031")
+        refused = c.commit(p, open_id, target)
+        reply = case.refused(refused, "insufficient_storage", "a commit that finds no space", "CKPT-ERR-031")
         case.equal((True, True), (reply["retryable"], reply["definite"]), "retryable, definite", "CKPT-ERR-031")
         status = p.status()
         case.equal(("prepared", True), (status["phase"], status["captured"]), "kept", "CKPT-COMMIT-026")
@@ -178,5 +211,6 @@ def a_writing_has_a_time_limit(case: Case) -> None:
         point.release()
         last = over(case, p, "CKPT-COMMIT-030")
     got = (last["checkpoint_id"], last["ended_as"], last["error_code"])
-    case.equal((open_id, "failed", "deadline_exceeded"), got, "last", "CKPT-COMMIT-030", "CKPT-COMMIT-028")
+    what = "how it ended, as `last` tells"
+    case.equal((open_id, "failed", "deadline_exceeded"), got, what, "CKPT-COMMIT-030", "CKPT-COMMIT-028")
     case.true(not (directory / MANIFEST).exists(), "no manifest appeared", "CKPT-COMMIT-030", got="it is there")
