@@ -47,6 +47,7 @@ class Kill:
         holding: unfinished rollouts that held a turn, in a living Gym or in the snapshot that is to be restored.
         lost: whether the Gym's disk is gone as well.
         newest: the newest published snapshot at that moment; empty without one.
+        missed: whether RL had to recover anything; a participant may be back before anybody missed it.
     """
 
     at: float
@@ -56,6 +57,7 @@ class Kill:
     holding: int
     lost: bool = False
     newest: str = ""
+    missed: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Bench:
     through: dict[str, str] = field(default_factory=dict)
     roles: dict[str, Forked] = field(default_factory=dict)
     client: Forked | None = None
+    rival: Forked | None = None
     kills: list[Kill] = field(default_factory=list)
     listed: dict[str, dict[str, int]] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
@@ -128,8 +131,21 @@ class Bench:
             "recovery": {"reach_s": 45.0, "health_s": 0.2},
             **self.more,
         }
-        (self.directory / "run.yaml").write_text(yaml.safe_dump(run))
+        self._write_run(run)
         self._write_gym()
+
+    def _write_run(self, settings: Mapping[str, Any]) -> None:
+        (self.directory / "run.yaml").write_text(yaml.safe_dump(settings))
+
+    def change(self, **sections: Mapping[str, Any]) -> None:
+        """Change fields of some sections of run.yaml, for the next RL client."""
+        run = yaml.safe_load((self.directory / "run.yaml").read_text())
+        self._write_run(run | {name: run.get(name, {}) | dict(section) for name, section in sections.items()})
+
+    def move_policy(self, policy: MatrixPolicy) -> None:
+        """Let the next RL client name another policy."""
+        self.policy = policy
+        self.change(policy={"base_url": policy.url})
 
     def _write_gym(self) -> None:
         ports = dict(zip(ROLES, free_ports(len(ROLES)), strict=True))
@@ -248,6 +264,15 @@ class Bench:
         arguments = ("run", "--config", "run.yaml")
         self.client = await self.forks.start(self.directory, "reference_rl.cli", *arguments, environment=environment)
 
+    async def start_rival(self, name: str) -> Forked:
+        """Start another RL client over the same Gym, with a run and a run directory of its own."""
+        run = yaml.safe_load((self.directory / "run.yaml").read_text())
+        (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(run | {"run_id": name, "run_dir": name}))
+        self.rival = await self.forks.start(
+            self.directory, "reference_rl.cli", "run", "--config", f"{name}.yaml", environment=TOKENS
+        )
+        return self.rival
+
     def state(self) -> str:
         """Return the state of the RL client as the kernel gives it, `Z` when it has ended."""
         assert self.client is not None
@@ -315,7 +340,7 @@ class Bench:
 
     async def close(self) -> None:
         """End everything."""
-        for process in (self.client, *self.roles.values()):
+        for process in (self.client, self.rival, *self.roles.values()):
             if process is not None:
                 await process.kill()
 

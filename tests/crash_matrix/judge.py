@@ -92,7 +92,7 @@ def _recoveries(bench: Bench) -> list[tuple[Mapping[str, Any], list[Kill]]]:
     found, since = [], 0  # kills before this one were judged with an earlier event
     for number, event in enumerate(bench.all_events()):
         if event["event"] in RECOVERED:
-            before = [kill for kill in bench.kills if kill.events <= number]
+            before = [kill for kill in bench.kills if kill.events <= number and kill.missed]
             found.append((event, before[since:]))
             since = len(before)
     return found

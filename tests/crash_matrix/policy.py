@@ -49,12 +49,14 @@ class MatrixPolicy:
         latency_s: how long an answer takes on average, in seconds; no two rollouts keep the same pace.
         tool: (seed, turn) → name and arguments of the tool that is called.
         version: of the weights, told with every answer; ``None`` for none.
+        gone: what still waits for an answer loses its connection instead.
     """
 
     hold_from: dict[int, int] = field(default_factory=dict)
     latency_s: float = 0.0
     tool: Callable[[int, int], tuple[str, dict[str, Any]]] = step
     version: int | None = None
+    gone: bool = False
     calls: list[Call] = field(default_factory=list)
     url: str = ""
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -90,6 +92,8 @@ class MatrixPolicy:
             await asyncio.sleep(self.latency_s * (0.25 + (37 * seed + 11 * turn) % 16 / 10))
         async with self._moved:
             await self._moved.wait_for(lambda: turn < self.hold_from.get(seed, NEVER))
+        if self.gone and request.transport is not None:
+            request.transport.abort()
         if request.transport is not None and not request.transport.is_closing():
             call.answered = time.monotonic()
         name, arguments = self.tool(seed, turn)

@@ -15,7 +15,7 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,6 +166,7 @@ class Soak:
             struck.how = str(event.get("how") or ", ".join(event["gyms"].values()))
         elif self._wish.log:
             struck.kept, struck.how = held, "not missed"
+            bench.kills[-1] = replace(bench.kills[-1], missed=False)
         judge.note_restores(bench)
         self._say(
             f"kill {number:2}: {victim:9} {struck.finished:5} finished, {struck.in_a_turn:3} in the middle of a turn; "

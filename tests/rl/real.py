@@ -57,15 +57,20 @@ async def bench_of(
             await bench.close()
 
 
-async def snapshot(bench: Bench, outcome: str = "published") -> dict[str, Any]:
-    """Ask for a snapshot and return the event of its end."""
+async def any_end(bench: Bench) -> dict[str, Any]:
+    """Ask for a snapshot and return the event of its end, whatever that is."""
     lines = len(bench.all_events())
     assert bench.client is not None
     bench.client.send(signal.SIGUSR1)
     ends = ("snapshot_published", "snapshot_failed", "snapshot_skipped")
-    found = (await until(lambda: bench.events(*ends, after=lines), f"a snapshot is {outcome}", BOUND_S))[0]
+    return dict((await until(lambda: bench.events(*ends, after=lines), "a snapshot ends", BOUND_S))[0])
+
+
+async def snapshot(bench: Bench, outcome: str = "published") -> dict[str, Any]:
+    """Ask for a snapshot, see it end as it should, and return the event of that."""
+    found = await any_end(bench)
     assert f"snapshot_{outcome}" == found["event"], found
-    return dict(found)
+    return found
 
 
 async def ended_well(bench: Bench) -> list[dict[str, Any]]:

@@ -62,6 +62,9 @@ class Relay:
     kept: list[Asked] = field(default_factory=list)
     seen: list[Asked] = field(default_factory=list)
     url: str = ""
+    _site: web.TCPSite | None = None
+    _runner: web.AppRunner | None = None
+    _usual: Rule = field(default=lambda asked: PASS)
     _http: aiohttp.ClientSession | None = None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -98,6 +101,20 @@ class Relay:
             back = {name: value for name, value in reply.headers.items() if name.lower() not in HOP}
             return reply.status, back, await reply.read()
 
+    async def away(self) -> None:
+        """Refuse connections, and reset those that there are, until :meth:`back`."""
+        self._usual, self.rule = self.rule, lambda asked: "reset_before"
+        assert self._site is not None
+        await self._site.stop()
+
+    async def back(self) -> None:
+        """Serve again at the same address."""
+        assert self._site is not None
+        assert self._runner is not None
+        self._site = web.TCPSite(self._runner, "127.0.0.1", int(self.url.rpartition(":")[2]))
+        await self._site.start()
+        self.rule = self._usual
+
     async def send_kept(self) -> list[Any]:
         """Let everything that was kept back arrive now, in its order; return the replies."""
         kept, self.kept = self.kept, []
@@ -120,7 +137,8 @@ async def relaying(upstream: Callable[[], str]) -> AsyncIterator[Relay]:
     await runner.setup()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
         relay._http = http
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        relay._runner, relay._site = runner, web.TCPSite(runner, "127.0.0.1", 0)
+        await relay._site.start()
         relay.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
             yield relay
