@@ -21,8 +21,8 @@ import yaml
 from spec import durable
 from tests.crash_matrix.cells import ONE, ROLES
 from tests.crash_matrix.forks import ARMED_VARIABLE, HITS_VARIABLE, POINT_VARIABLE, Forked, ForkServer
-from tests.crash_matrix.policy import MatrixPolicy
 from tests.rl.harness import events_of, until
+from tests.rl.policy import Policy
 from tests.rl.processes import TOKENS
 
 BOUND_S = 120.0
@@ -95,7 +95,7 @@ class Bench:
 
     forks: ForkServer
     directory: Path
-    policy: MatrixPolicy
+    policy: Policy
     tasks: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
     log: bool = False
@@ -142,7 +142,7 @@ class Bench:
         run = yaml.safe_load((self.directory / "run.yaml").read_text())
         self._write_run(run | {name: run.get(name, {}) | dict(section) for name, section in sections.items()})
 
-    def move_policy(self, policy: MatrixPolicy) -> None:
+    def move_policy(self, policy: Policy) -> None:
         """Let the next RL client name another policy."""
         self.policy = policy
         self.change(policy={"base_url": policy.url})

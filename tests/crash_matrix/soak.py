@@ -23,8 +23,8 @@ from spec import durable
 from tests.crash_matrix import judge
 from tests.crash_matrix.bench import ENDED, Bench
 from tests.crash_matrix.forks import ForkServer, fork_server
-from tests.crash_matrix.policy import MatrixPolicy, serving
 from tests.rl.harness import results_of, until
+from tests.rl.policy import Policy, serving
 
 WHO: Final = ("rl", "agent", "model", "resources", "gym", "all", "lost node")
 """`gym` is the whole Gym; with a lost node everything dies and the Gym's disk is gone."""
@@ -205,7 +205,7 @@ async def soak(forks: ForkServer, directory: Path, wish: Wish, say: Any = lambda
     began = time.monotonic()
     yardstick = await _bodies(forks, directory / "whole", wish)
     say(f"uninterrupted: {len(yardstick)} samples in {time.monotonic() - began:.0f} s")
-    async with serving(MatrixPolicy(latency_s=wish.latency_s)) as policy:
+    async with serving(Policy(latency_s=wish.latency_s)) as policy:
         bench = _bench(forks, directory / "killed", policy, wish)
         run = Soak(bench, wish, say)
         outcome = run.outcome
@@ -225,7 +225,7 @@ async def soak(forks: ForkServer, directory: Path, wish: Wish, say: Any = lambda
 
 
 async def _bodies(forks: ForkServer, directory: Path, wish: Wish) -> dict[tuple[int, int], Any]:
-    async with serving(MatrixPolicy()) as policy:
+    async with serving(Policy()) as policy:
         bench = _bench(forks, directory, policy, wish)
         try:
             await bench.start_gym()
@@ -236,7 +236,7 @@ async def _bodies(forks: ForkServer, directory: Path, wish: Wish) -> dict[tuple[
         return {(row["group"], row["sibling"]): row["body"] for row in results_of(bench.run_dir)}
 
 
-def _bench(forks: ForkServer, directory: Path, policy: MatrixPolicy, wish: Wish) -> Bench:
+def _bench(forks: ForkServer, directory: Path, policy: Policy, wish: Wish) -> Bench:
     siblings = 4
     tasks = {
         "environment": "taxi",

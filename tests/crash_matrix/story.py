@@ -18,8 +18,8 @@ from tests.crash_matrix import judge
 from tests.crash_matrix.bench import BOUND_S, Bench, NotReached
 from tests.crash_matrix.cells import ONE, SAVE, WORK, Cell, point_of, role_of
 from tests.crash_matrix.forks import ForkServer
-from tests.crash_matrix.policy import MatrixPolicy, serving
 from tests.rl.harness import until
+from tests.rl.policy import Policy, serving
 
 TASKS = {"environment": "taxi", "groups": 1, "siblings": 4, "max_turns": 5, "task": {"seed": 7}}
 MORE = {"max_live": 3}
@@ -68,7 +68,7 @@ class Verdict:
 
 async def uninterrupted(forks: ForkServer, directory: Path) -> dict[tuple[int, int], Any]:
     """Return the bodies of the same work without a crash."""
-    async with serving(MatrixPolicy()) as policy:
+    async with serving(Policy()) as policy:
         bench = Bench(forks, directory, policy, TASKS, MORE)
         bench.prepare()
         try:
@@ -84,7 +84,7 @@ async def run_cell(forks: ForkServer, cell: Cell, directory: Path, yardstick: ju
     """Run one cell and judge it."""
     verdict = Verdict(cell.name)
     began = time.monotonic()
-    async with serving(MatrixPolicy(hold_from=dict(FIRST_HOLD))) as policy:
+    async with serving(Policy(hold_from=dict(FIRST_HOLD))) as policy:
         # A trainer that lives on does not go back to a snapshot, and neither does a Gym that lost nothing.
         more = MORE | {"trainer": {"survives": _must_adopt(cell)}}
         bench = Bench(forks, directory, policy, TASKS, more, cell.log, cell.roles)

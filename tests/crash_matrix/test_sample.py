@@ -34,8 +34,8 @@ from tests.crash_matrix.cells import (
     sample,
 )
 from tests.crash_matrix.forks import fork_server
-from tests.crash_matrix.policy import Call, MatrixPolicy
 from tests.crash_matrix.story import Verdict, run_cell, uninterrupted
+from tests.rl.policy import Call, Policy
 
 SEED = int(os.environ.get("CRASH_MATRIX_SEED", "1"))
 
@@ -131,7 +131,7 @@ def bench_with(tmp_path: Path, events: list[dict[str, Any]], calls: list[Call], 
     """Return a bench that has seen all that already; its only snapshot, 1-1, lists 2 turns of `m_g0_s1`."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    bench = Bench(cast(Any, None), tmp_path, MatrixPolicy(calls=calls), {"groups": 1, "siblings": 2})
+    bench = Bench(cast(Any, None), tmp_path, Policy(calls=calls), {"groups": 1, "siblings": 2})
     bench.kills = kills
     bench.listed["1-1"] = {"m_g0_s1": 2}
     return bench
@@ -182,7 +182,7 @@ def test_a_finished_turn_that_is_asked_for_again_is_found_without_any_restore(tm
     kills = [Kill(NOW, ("all",), "x", 0, 1)]
     assert 2 == len(judge.gone_back(bench_with(tmp_path, [], calls + again, kills)))
     (tmp_path / "run" / "events.jsonl").write_text(json.dumps(RESTARTED) + "\n")
-    bench = Bench(cast(Any, None), tmp_path, MatrixPolicy(calls=calls + again), {})
+    bench = Bench(cast(Any, None), tmp_path, Policy(calls=calls + again), {})
     bench.kills, bench.listed["1-1"] = kills, {"m_g0_s1": 2}
     assert ["I2: turn 2 of m_g0_s1 was finished, and is asked for again"] == judge.gone_back(bench)
 

@@ -17,9 +17,9 @@ from spec.wire import bytes_digest
 from tests.crash_matrix import judge
 from tests.crash_matrix.bench import BOUND_S, STOPPED, Bench
 from tests.crash_matrix.forks import fork_server
-from tests.crash_matrix.policy import MatrixPolicy, serving
 from tests.crash_matrix.story import FIRST_HOLD, MORE, TASKS, A, B, first_snapshot, to_the_end
 from tests.rl.harness import until
+from tests.rl.policy import Policy, serving
 
 ASLEEP = (None, "snapshot.prepared", "snapshot.captured", "snapshot.manifest_written")
 """Where the old controller falls asleep: between two snapshots, or inside one."""
@@ -55,7 +55,7 @@ async def test_a_controller_that_sleeps_through_a_takeover_changes_nothing(tmp_p
     async with fork_server() as forks:
 
         async def one(number: int, asleep: str | None) -> None:
-            async with serving(MatrixPolicy(hold_from=dict(FIRST_HOLD))) as policy:
+            async with serving(Policy(hold_from=dict(FIRST_HOLD))) as policy:
                 bench = Bench(forks, tmp_path / str(number), policy, TASKS, MORE | {"snapshot": PATIENT})
                 bench.prepare()
                 try:

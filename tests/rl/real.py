@@ -13,9 +13,9 @@ from tests.crash_matrix import judge
 from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.cells import ONE
 from tests.crash_matrix.forks import ForkServer
-from tests.crash_matrix.policy import MatrixPolicy, serving
 from tests.crash_matrix.story import to_the_end
 from tests.rl.harness import until
+from tests.rl.policy import Policy, serving
 
 ONE_PROCESS = (ONE,)
 TAXI: dict[str, Any] = {"environment": "taxi", "groups": 1, "siblings": 3, "max_turns": 5, "task": {"seed": 7}}
@@ -29,7 +29,7 @@ PROCESSES = ("agent", "model", "resources")
 async def bench_of(
     forks: ForkServer,
     directory: Path,
-    policy: MatrixPolicy,
+    policy: Policy,
     tasks: Any = None,
     *,
     parts: tuple[str, ...] = ONE_PROCESS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reference_rl.snapshots import ROWS_FILE, SnapshotStore
 from tests.rl.harness import events_of, until
-from tests.rl.policy import ACTIONS, policy_server
+from tests.rl.policy import ACTIONS, Policy, serving
 from tests.rl.processes import event, gym_process, rl_process
 from tests.rl.test_real_gym import TURNS, settings
 
@@ -20,7 +20,7 @@ async def test_a_restored_run_trains_from_the_rows_of_its_snapshot(tmp_path: Pat
     first life, and no turn of them was asked for again.
     """
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
-    async with policy_server() as policy:
+    async with serving(Policy()) as policy:
         policy.hold_from = {1: 3, 2: 5}
         config = settings(3, policy) | {"gateway": True}
         async with gym_process(tmp_path) as gym, rl_process(tmp_path, **config) as client:
@@ -37,7 +37,7 @@ async def test_a_restored_run_trains_from_the_rows_of_its_snapshot(tmp_path: Pat
             path.unlink()  # the data plane of the dead run is lost as well
         answered = policy.completed.copy()
         lines = len(events_of(tmp_path / "run"))
-        policy.release()
+        await policy.let_all()
         async with gym_process(tmp_path), rl_process(tmp_path, **config) as client:
             assert 0 == await client.wait(), client.output.read_text()
         assert [] == [key for key in answered if policy.completed[key] > 1]

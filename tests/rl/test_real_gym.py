@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rl.harness import events_of, results_of, until
-from tests.rl.policy import Policy, policy_server
+from tests.rl.policy import Policy, serving
 from tests.rl.processes import Process, event, gym_process, rl_process
 
 TURNS = 5
@@ -42,7 +42,7 @@ async def crash(directory: Path, client: Process, policy: Policy, gym: Process) 
 async def test_the_worked_example(tmp_path: Path, column: int, processes: str) -> None:
     """A has finished, B has 2 turns and C has 4 at the crash: 6 turns are redone in columns 0 to 2, 0 in column 3."""
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
-    async with policy_server() as policy:
+    async with serving(Policy()) as policy:
         policy.hold_from = {1: 3, 2: 5}
         async with (
             gym_process(tmp_path, processes) as gym,
@@ -50,7 +50,7 @@ async def test_the_worked_example(tmp_path: Path, column: int, processes: str) -
         ):
             await crash(tmp_path, client, policy, gym)
         before = policy.completed.copy()
-        policy.release()
+        await policy.let_all()
         lines = len(events_of(tmp_path / "run"))
         async with (
             gym_process(tmp_path, processes),
@@ -62,7 +62,7 @@ async def test_the_worked_example(tmp_path: Path, column: int, processes: str) -
         assert [(s, TURNS) for s in range(3)] == [
             (r["sibling"], r["body"]["turns"]) for r in results_of(tmp_path / "run")
         ]
-        protocol = [h for h in policy.headers if any(name.lower().startswith("gym-") for name in h)]
+        protocol = [c for c in policy.calls if any(name.lower().startswith("gym-") for name in c.headers)]
         assert (column >= 2) == bool(protocol)
 
 
@@ -75,7 +75,7 @@ async def test_a_gym_that_keeps_its_incarnation_goes_on(tmp_path: Path, also_rl:
     """
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
     config = settings(3, Policy()) | {"trainer": {"survives": True}, "recovery": {"health_s": 0.3}}
-    async with policy_server() as policy, contextlib.AsyncExitStack() as clients:
+    async with serving(Policy()) as policy, contextlib.AsyncExitStack() as clients:
         config["policy"]["base_url"] = policy.url
         policy.hold_from = {1: 3, 2: 5}
         async with gym_process(tmp_path, data_dir="data") as gym:
@@ -97,7 +97,7 @@ async def test_a_gym_that_keeps_its_incarnation_goes_on(tmp_path: Path, also_rl:
             client.send(signal.SIGUSR1)
             saved = await event(tmp_path, "snapshot_published", client, after=lines)
             assert 2 == saved["turn"]
-            policy.release()
+            await policy.let_all()
             assert 0 == await client.wait(), client.output.read_text()
         assert [] == [key for key in before if policy.completed[key] > 1]
         assert {(s, t): 1 for s in range(3) for t in range(1, TURNS + 1)} | {(1, 3): 2, (2, 5): 2} == policy.asked

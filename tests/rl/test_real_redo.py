@@ -12,8 +12,8 @@ import pytest
 
 from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.forks import ForkServer
-from tests.crash_matrix.policy import MatrixPolicy
 from tests.rl.harness import until
+from tests.rl.policy import Policy
 from tests.rl.real import TAXI, bench_of, ended_well, hows, snapshot
 from tests.rl.relay import relaying
 
@@ -52,7 +52,7 @@ async def stale(bench: Bench, rollout_id: str, attempt: int) -> str:
 
 async def uninterrupted(forks: ForkServer, directory: Path) -> dict[tuple[int, int], Any]:
     """Return the bodies of the same work without a crash."""
-    async with bench_of(forks, directory, MatrixPolicy(), GROUPS, **REDO) as bench:
+    async with bench_of(forks, directory, Policy(), GROUPS, **REDO) as bench:
         await bench.start_gym()
         await bench.start_rl()
         return {(row["group"], row["sibling"]): row["body"] for row in await ended_well(bench)}
@@ -67,7 +67,7 @@ async def test_whole_groups_are_redone_against_a_real_gym(tmp_path: Path, forks:
     sees each sibling once, with the body of an uninterrupted run and a token row for each of its turns.
     """
     wanted = await uninterrupted(forks, tmp_path / "whole")
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5, 1000: 2, 1001: 2, 1002: 2})
+    policy = Policy(hold_from={1: 3, 2: 5, 1000: 2, 1001: 2, 1002: 2})
     async with (
         bench_of(forks, tmp_path / "killed", policy, GROUPS, **REDO) as bench,
         relaying(lambda: bench.urls()["gym"]) as relay,

@@ -14,8 +14,8 @@ from aiohttp import web
 from reference_rl.errors import Incompatible, RecoveryFailed, Superseded
 from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.forks import ForkServer
-from tests.crash_matrix.policy import MatrixPolicy, serving
 from tests.rl.harness import until
+from tests.rl.policy import Policy, serving
 from tests.rl.real import PROCESSES, RECOVERY, SNAPSHOT, SURVIVES, TAXI, bench_of, ended_well, hows, snapshot
 from tests.rl.relay import KEEP, PASS, Asked, relaying
 
@@ -47,7 +47,7 @@ async def test_a_late_start_meets_a_restored_gym(tmp_path: Path, forks: ForkServ
     B and C continue from the snapshot, nothing of them begins again at turn 1. The start of D that was under way all
     the time is stale for an agent that never saw D; attempt 1 of D runs and is trained.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5})
+    policy = Policy(hold_from={1: 3, 2: 5})
     more: dict[str, Any] = {**BLIND, "max_live": 3, "client": {"call_ms": 60_000}}
     async with (
         bench_of(forks, tmp_path / "b", policy, FOUR, parts=PROCESSES, **more) as bench,
@@ -81,7 +81,7 @@ async def test_a_straggler_is_trained_once(tmp_path: Path, forks: ForkServer) ->
     The start of attempt 1 is still under way when the result of attempt 0 comes. Then it arrives as well, and changes
     nothing.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5})
+    policy = Policy(hold_from={1: 3, 2: 5})
     more: dict[str, Any] = {"max_live": 3, "client": {"call_ms": 300, "grace_s": 0.2, "attempts": 1}}
     async with (
         bench_of(forks, tmp_path / "b", policy, FOUR, parts=PROCESSES, **more) as bench,
@@ -121,7 +121,7 @@ async def test_the_policy_moves_while_rl_is_away(tmp_path: Path, forks: ForkServ
 
     The old one is gone for good, and nothing failed of it meanwhile.
     """
-    old, new = MatrixPolicy(hold_from={1: 3, 2: 5}), MatrixPolicy()
+    old, new = Policy(hold_from={1: 3, 2: 5}), Policy()
     more = {} if restored else SURVIVES
     async with bench_of(forks, tmp_path / "b", new, parts=PROCESSES, **more) as bench:
         async with serving(old):
@@ -149,7 +149,7 @@ async def test_a_result_of_newer_weights_runs_again(tmp_path: Path, forks: ForkS
 
     RL dies and the Gym lives: it is restored, and C goes on after the four turns that the snapshot holds.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5}, version=0)
+    policy = Policy(hold_from={1: 3, 2: 5}, version=0)
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
         await bench.start_gym()
         await bench.start_rl()
@@ -175,7 +175,7 @@ async def test_a_participant_that_is_silent_to_restores_is_named(tmp_path: Path,
 
     Nothing is lost by that: when it answers, the next RL goes on with every turn.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5})
+    policy = Policy(hold_from={1: 3, 2: 5})
     more: dict[str, Any] = {
         "snapshot": {"durable_timeout_ms": 400},
         "client": {"call_ms": 400, "grace_s": 0.2, "attempts": 1},
@@ -214,7 +214,7 @@ async def test_a_server_that_was_a_participant_and_is_none_now(tmp_path: Path, f
 
     The other two are left as they were; when the model is back there, the next RL restores all three.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5})
+    policy = Policy(hold_from={1: 3, 2: 5})
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
         await bench.start_gym()
         await bench.start_rl()
@@ -263,7 +263,7 @@ async def somebody_else(url: str) -> AsyncIterator[None]:
 
 async def test_two_clients_at_once_over_three_participants(tmp_path: Path, forks: ForkServer) -> None:
     """C12: two runs choose an epoch at the same instant: one wins everywhere, the other stops for good."""
-    policy = MatrixPolicy()
+    policy = Policy()
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
         await bench.start_gym()
         rival = await bench.start_rival("rival")

@@ -12,8 +12,8 @@ import pytest
 from tests.crash_matrix import judge
 from tests.crash_matrix.bench import BOUND_S
 from tests.crash_matrix.forks import ForkServer
-from tests.crash_matrix.policy import MatrixPolicy
 from tests.rl.harness import until
+from tests.rl.policy import Policy
 from tests.rl.real import PROCESSES, SURVIVES, TAXI, bench_of, ended_well, hows, snapshot
 from tests.rl.relay import PASS, Asked, relaying
 from tests.rl.world import world_server
@@ -37,7 +37,7 @@ async def test_results_survive_a_client_that_never_sent_an_ack(tmp_path: Path, f
         return "reset_after"
 
     finished: list[str] = []
-    policy = MatrixPolicy(hold_from=dict.fromkeys(range(5), 5))
+    policy = Policy(hold_from=dict.fromkeys(range(5), 5))
     tasks = TAXI | {"siblings": 5}
     async with (
         bench_of(forks, tmp_path / "b", policy, tasks, **SURVIVES) as bench,
@@ -75,7 +75,7 @@ async def test_an_unacknowledged_sibling_is_in_the_cut(tmp_path: Path, forks: Fo
     The other two are parked with their turns. After everything is lost all three are accounted for, and training takes
     the group whole.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5})
+    policy = Policy(hold_from={1: 3, 2: 5})
     async with (
         bench_of(forks, tmp_path / "b", policy, parts=PROCESSES, granularity="prompt_group") as bench,
         relaying(lambda: bench.urls()["agent"]) as relay,
@@ -109,7 +109,7 @@ async def test_an_unacknowledged_sibling_is_in_the_cut(tmp_path: Path, forks: Fo
 async def test_every_rollout_is_counted_once_through_a_restore(tmp_path: Path, forks: ForkServer) -> None:
     """C08: of 32 ten are released, 15 can be captured and 7 start again: 10 + 15 + 7, and no rollout twice."""
     seeds = [1000 * group for group in range(32)]
-    policy = MatrixPolicy(hold_from=dict.fromkeys(seeds[10:], 3), tool=lambda seed, turn: ("add", {"n": turn}))
+    policy = Policy(hold_from=dict.fromkeys(seeds[10:], 3), tool=lambda seed, turn: ("add", {"n": turn}))
     async with world_server() as world:
         task = {"seed": 7, "world_url": world.url, "verify_in_world": False}
         one = {"siblings": 1, "max_turns": 4, "task": task}
@@ -148,9 +148,7 @@ async def test_a_gym_full_of_effects_under_way_is_restored(tmp_path: Path, forks
     The calls of the agent that are dropped with their work, or held by the resources server that is restored first,
     starve nobody. One rollout is trained after the snapshot, so that RL goes back.
     """
-    policy = MatrixPolicy(
-        hold_from={0: 1}, tool=lambda seed, turn: ("world", {"tag": "t"}) if seed else ("add", {"n": 1})
-    )
+    policy = Policy(hold_from={0: 1}, tool=lambda seed, turn: ("world", {"tag": "t"}) if seed else ("add", {"n": 1}))
     async with world_server() as world:
         world.pause_s = 0.6
         task = {"seed": 7, "world_url": world.url, "verify_in_world": False}

@@ -16,8 +16,8 @@ import pytest
 from tests.crash_matrix import judge
 from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.forks import ForkServer
-from tests.crash_matrix.policy import MatrixPolicy
 from tests.rl.harness import until
+from tests.rl.policy import Policy
 from tests.rl.real import PROCESSES, TAXI, any_end, bench_of, ended_well, hows, snapshot
 from tests.rl.relay import PASS, Asked, relaying
 from tests.rl.scripted import FAULTS
@@ -69,7 +69,7 @@ async def test_one_slow_tool_among_many_rollouts(tmp_path: Path, forks: ForkServ
     again.
     """
     seeds = [1000 * group + sibling for group in range(10) for sibling in range(4)]
-    policy = MatrixPolicy(hold_from=dict.fromkeys(seeds, 4), tool=outside)
+    policy = Policy(hold_from=dict.fromkeys(seeds, 4), tool=outside)
     async with world_server() as world:
         world.held = (SLOW,)
         tasks = conformance(world, groups=10, siblings=4)
@@ -109,7 +109,7 @@ async def test_one_slow_tool_among_many_rollouts(tmp_path: Path, forks: ForkServ
 
 async def test_a_tool_that_blocks_leads_to_column_2_and_back(tmp_path: Path, forks: ForkServer) -> None:
     """C21: three prepares time out in a row: the last good snapshot loads, column 2; the next try is normal."""
-    policy = MatrixPolicy(hold_from={0: 2, 1: 2}, tool=outside)
+    policy = Policy(hold_from={0: 2, 1: 2}, tool=outside)
     async with world_server() as world:
         world.held = (A,)
         tasks = conformance(world, groups=1, siblings=2)
@@ -138,7 +138,7 @@ async def test_a_tool_that_blocks_leads_to_column_2_and_back(tmp_path: Path, for
 
 async def test_no_fault_of_a_call_to_a_real_participant_ends_the_run(tmp_path: Path, forks: ForkServer) -> None:
     """C20: each fault at one of three: counter 1, every gate open, the snapshot before in use, the next one good."""
-    policy = MatrixPolicy(hold_from={1: 3, 2: 3})
+    policy = Policy(hold_from={1: 3, 2: 3})
     wish: dict[str, Any] = {
         "snapshot": {"timeout_ms": 400, "durable_timeout_ms": 700, "backoff_s": 0.01},
         "client": {"attempts": 2, "first_wait_s": 0.01, "longest_wait_s": 0.02, "call_ms": 2000, "grace_s": 0.3},
@@ -175,7 +175,7 @@ async def test_a_target_that_is_not_empty(tmp_path: Path, forks: ForkServer) -> 
 
     What was written there is not touched by the participant; the next snapshot is good.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5})
+    policy = Policy(hold_from={1: 3, 2: 5})
     async with (
         bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench,
         relaying(lambda: bench.urls()["model"]) as relay,
@@ -205,7 +205,7 @@ async def test_a_controller_that_dies_with_everything_prepared(tmp_path: Path, f
 
     The next RL finds their results.
     """
-    policy = MatrixPolicy(hold_from={1: 3, 2: 5})
+    policy = Policy(hold_from={1: 3, 2: 5})
     wish: dict[str, Any] = {"snapshot": {"lease_ms": 1000}, "trainer": {"survives": True}}
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES, **wish) as bench:
         await bench.start_gym()

@@ -9,7 +9,7 @@ import pytest
 
 from reference_rl.snapshots import SnapshotStore
 from tests.rl.harness import events_of, results_of, until
-from tests.rl.policy import policy_server
+from tests.rl.policy import Policy, serving
 from tests.rl.processes import Process, event, gym_process, rl_process
 
 
@@ -43,7 +43,7 @@ async def test_two_gyms_are_restored_together(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     near = {"storage_roots": ["../run/snapshots"]}
     far = {"storage_roots": ["private"], "processes": "three"}
-    async with policy_server() as policy:
+    async with serving(Policy()) as policy:
         # Group 0 goes to the first Gym, group 1 to the second: one finishes, one has 2 turns, one has 3.
         policy.hold_from = {1: 3, 2: 4, 1001: 3, 1002: 4}
         settings: dict[str, Any] = {
@@ -81,7 +81,7 @@ async def test_two_gyms_are_restored_together(tmp_path: Path) -> None:
         assert {"left_out"} == {r.reason for r in store.verify(store.ids()[1]).restarts().values()}
         assert [] == [p for p in (tmp_path / "far/private").rglob("*") if p.is_file()]
         before = policy.completed.copy()
-        policy.release()
+        await policy.let_all()
         lines = len(events_of(tmp_path / "run"))
         async with (
             gym_process(tmp_path / "near", **near),
