@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from reference_rl import queries
 from reference_rl.checkpointer import Health
 from reference_rl.managed import ManagedSession
 from reference_rl.older import OlderSession
@@ -124,3 +125,20 @@ def events_of(run_dir: Path) -> list[dict[str, Any]]:
 def results_of(run_dir: Path) -> list[dict[str, Any]]:
     """Return the trained samples of a finished run."""
     return [json.loads(line) for line in (run_dir / "results.jsonl").read_text().splitlines()]
+
+
+async def dispatched(run: Running, gym: ScriptedParticipant, count: int = 3) -> None:
+    """Wait until rollouts run and the ledger knows that they do."""
+    await until(lambda: len(gym.runs) >= count, f"{count} rollouts run")
+    await until(lambda: run.session.ledger.read(queries.live_count, "gym") >= count, "the ledger knows")
+
+
+async def finished(run: Running, *gyms: ScriptedParticipant) -> list[tuple[int, int]]:
+    """Finish what runs, see the run end, and return (sibling, attempt) of every sample."""
+    await dispatched(run, gyms[0], run.session.ledger.read(queries.counts)["unfinished"])
+    for gym in gyms:
+        for rollout_id, work in list(gym.runs.items()):
+            if work.result is None:
+                gym.finish(rollout_id)
+    assert await run.done() == 0
+    return [(r["sibling"], r["attempt"]) for r in results_of(run.run_dir)]

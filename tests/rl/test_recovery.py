@@ -11,28 +11,11 @@ from reference_rl import epochs, queries, transitions
 from reference_rl.errors import RecoveryFailed, Superseded
 from reference_rl.managed import ManagedSession
 from reference_rl.records import Reservation
-from tests.rl.harness import QUICK, Running, results_of, running, settings, until
+from tests.rl.harness import QUICK, dispatched, finished, results_of, running, settings, until
 from tests.rl.scripted import ENVIRONMENT, Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 
 A, B, C = "r1_g0_s0", "r1_g0_s1", "r1_g0_s2"
 SURVIVES = {"trainer": {"survives": True}}
-
-
-async def dispatched(run: Running, gym: ScriptedParticipant, count: int = 3) -> None:
-    """Wait until rollouts run and the ledger knows that they do."""
-    await until(lambda: len(gym.runs) >= count, f"{count} rollouts run")
-    await until(lambda: run.session.ledger.read(queries.live_count, "gym") >= count, "the ledger knows")
-
-
-async def finished(run: Running, *gyms: ScriptedParticipant) -> list[tuple[int, int]]:
-    """Finish what runs, see the run end, and return (sibling, attempt) of every sample."""
-    await dispatched(run, gyms[0], run.session.ledger.read(queries.counts)["unfinished"])
-    for gym in gyms:
-        for rollout_id, work in list(gym.runs.items()):
-            if work.result is None:
-                gym.finish(rollout_id)
-    assert await run.done() == 0
-    return [(r["sibling"], r["attempt"]) for r in results_of(run.run_dir)]
 
 
 async def test_a_new_client_adopts_a_living_gym(tmp_path: Path) -> None:

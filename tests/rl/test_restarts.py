@@ -19,30 +19,13 @@ from reference_rl.records import Receipt, Reservation
 from reference_rl.restore_plan import SavedGym, plan_restore
 from spec import wire
 from spec.messages import IndexRecord
-from tests.rl.harness import Running, results_of, running, settings, until
+from tests.rl.harness import dispatched, finished, results_of, running, settings, until
 from tests.rl.scripted import Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 from tests.rl.test_ledger import failure, planned, settle, success
 
 A, B, C = "r1_g0_s0", "r1_g0_s1", "r1_g0_s2"
 SURVIVES = {"trainer": {"survives": True}}
 REDO = {"granularity": "prompt_group", "recovery": {"redo_groups": True}}
-
-
-async def under_way(run: Running, gym: ScriptedParticipant, count: int = 3) -> None:
-    """Wait until rollouts run and the ledger knows that they do."""
-    await until(lambda: len(gym.runs) == count, "all started")
-    await until(lambda: run.session.ledger.read(queries.live_count, "gym") == count, "the ledger knows")
-
-
-async def finished(run: Running, gym: ScriptedParticipant) -> list[tuple[int, int]]:
-    """Finish what runs, see the run end, and return (sibling, attempt) of every sample."""
-    open_ones = run.session.ledger.read(queries.counts)["unfinished"]
-    await until(lambda: run.session.ledger.read(queries.live_count, "gym") == open_ones, "all unfinished run")
-    for rollout_id, work in list(gym.runs.items()):
-        if work.result is None:
-            gym.finish(rollout_id)
-    assert await run.done() == 0
-    return [(r["sibling"], r["attempt"]) for r in results_of(run.run_dir)]
 
 
 # --- adopt or not ---------------------------------------------------------------------------------------------
@@ -54,7 +37,7 @@ async def test_one_other_incarnation_rules_adopting_out(tmp_path: Path) -> None:
     agent = servers[0]
     async with serving(*servers):
         async with running(settings(tmp_path / "run", agent, **SURVIVES)) as run:
-            await under_way(run, agent)
+            await dispatched(run, agent)
             agent.turn(A, 2)
             await run.snapshot()
         servers[2].new_life()
@@ -72,7 +55,7 @@ async def test_a_trainer_that_goes_back_rules_adopting_out(tmp_path: Path) -> No
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.turn(B, 2)
             await run.snapshot()
             gym.finish(A)
@@ -113,7 +96,7 @@ async def test_a_restart_goes_step_by_step(tmp_path: Path) -> None:
 
     async with serving(*servers):
         async with running(settings(tmp_path / "run", agent)) as run:
-            await under_way(run, agent)
+            await dispatched(run, agent)
             await run.session.plane.put(RowKey(B, 0, 1), {"ids": [1]})
             agent.turn(B, 1)
             del agent.runs[C]
@@ -159,7 +142,7 @@ async def test_the_note_of_an_open_restore_goes_with_the_last_resume(tmp_path: P
     agent, _, resources = servers
     longer: dict[str, Any] = {"snapshot": {"durable_timeout_ms": 20_000}, "client": {"grace_s": 20.0}}
     async with serving(*servers), running(settings(tmp_path / "run", agent, **longer)) as run:
-        await under_way(run, agent)
+        await dispatched(run, agent)
         agent.turn(A, 2)
         await run.snapshot()
         agent.hold["resume"] = held = asyncio.Event()
@@ -185,7 +168,7 @@ async def test_a_gym_with_a_lost_participant_is_not_saved(tmp_path: Path) -> Non
     servers = three_servers()
     agent, _, resources = servers
     async with serving(*servers), running(settings(tmp_path / "run", agent, recovery={"health_s": 60})) as run:
-        await under_way(run, agent)
+        await dispatched(run, agent)
         agent.turn(A, 2)
         await run.snapshot()
         resources.new_life()
@@ -204,7 +187,7 @@ async def test_survivors_are_reset_when_no_snapshot_holds_their_gym(tmp_path: Pa
     servers = three_servers()
     agent, model, resources = servers
     async with serving(*servers), running(settings(tmp_path / "run", agent)) as run:
-        await under_way(run, agent)
+        await dispatched(run, agent)
         agent.turn(A, 2)
         resources.new_life()
         recovered = await run.event("gym_recovered")
@@ -289,7 +272,7 @@ async def test_a_refused_attempt_is_stepped_over(tmp_path: Path) -> None:
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.turn(A, 2)
             await run.snapshot()
         gym.new_life()
@@ -333,7 +316,7 @@ async def test_what_a_participant_cannot_continue_starts_again(tmp_path: Path) -
     agent, _, resources = servers
     async with serving(*servers):
         async with running(settings(tmp_path / "run", agent)) as run:
-            await under_way(run, agent)
+            await dispatched(run, agent)
             for rollout_id in (A, B, C):
                 agent.turn(rollout_id, 2)
             await run.snapshot()
@@ -363,7 +346,7 @@ async def test_rows_of_saved_turns_stay_and_those_of_lost_turns_go(tmp_path: Pat
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.turn(B, 2)
             for turn in (1, 2):
                 await run.session.plane.put(RowKey(B, 0, turn), {"ids": [turn]})
@@ -388,7 +371,7 @@ async def test_everything_can_be_salvaged(tmp_path: Path) -> None:
     async with serving(gym):
         config = settings(tmp_path / "run", gym, recovery={"salvage": "all"})
         async with running(config) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.turn(A, 3)
             await run.snapshot()
             gym.finish(A, reward=9.0, versions=(5,))
@@ -434,7 +417,7 @@ async def test_a_restart_can_redo_whole_groups(tmp_path: Path) -> None:
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym, **REDO)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.finish(A, reward=5.0)
             await until(lambda: A in gym.released, "released before the cut")
             gym.turn(B, 2)
@@ -462,7 +445,7 @@ async def test_a_group_that_is_whole_or_adopted_is_not_redone(tmp_path: Path) ->
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym, **REDO, **SURVIVES)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.finish(A)
             await run.event("finished")
         async with running(settings(tmp_path / "run", gym, **REDO, **SURVIVES)) as run:
