@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -67,15 +67,21 @@ def write_file(path: Path, data: bytes | Iterable[bytes]) -> int:
     return size
 
 
-def publish_file(path: Path, data: bytes) -> None:
+def publish_file(path: Path, data: bytes, unnamed: Callable[[], None] = lambda: None) -> None:
     """Make a file appear whole or not at all: temporary file, fsync, rename, fsync of the directory.
 
     A file of that name is replaced. Only one writer at a time may publish to one path.
+
+    Args:
+        path: its name.
+        data: its content.
+        unnamed: called when it is complete and durable, and has a temporary name.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     write_file(temporary, data)
+    unnamed()
     temporary.replace(path)
     sync_dir(path.parent)
 

@@ -61,8 +61,8 @@ class Durable(Protocol):
         """Sync the entries of a directory."""
         ...
 
-    def publish_file(self, path: Path, data: bytes) -> None:
-        """Make a file appear whole or not at all, durably."""
+    def publish_file(self, path: Path, data: bytes, unnamed: Callable[[], None]) -> None:
+        """Make a file appear whole or not at all, durably; ``unnamed`` is called before it gets its name."""
         ...
 
 
@@ -185,7 +185,7 @@ def _write(
     if stop.is_set():
         raise WriteStopped
     held.verify()
-    durable.publish_file(held.path / MANIFEST, manifest)
+    durable.publish_file(held.path / MANIFEST, manifest, lambda: failpoints.reach("commit.unnamed"))
     held.verify()
     failpoints.reach("commit.manifest")
     return Written(

@@ -5,6 +5,7 @@ Nearly everything here is freed as soon as nobody refers to it; the garbage coll
 young collections cost next to nothing and stay as they are. A full one looks at every object that lives: with ten
 thousand rollouts some hundred milliseconds, at a time of its own choosing, while nobody is served. ``FullCollections``
 takes over the choice: one when little is held, and else one per hour, which is then the longest stall of that hour.
+What the process has loaded before its first call is never looked at again.
 """
 
 from __future__ import annotations
@@ -39,23 +40,28 @@ class FullCollections:
         self._clock = clock
         self._last = clock()
         self._much = False
+        self._waning = False
 
     async def follow(self) -> None:
-        """Order them until cancelled."""
+        """Order them until cancelled; to be begun before the first call is served."""
         before = gc.get_threshold()
         gc.set_threshold(before[0], before[1], _NEVER)
+        gc.collect()
+        gc.freeze()
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
                 self.look()
         finally:
+            gc.unfreeze()
             gc.set_threshold(*before)
 
     def look(self) -> bool:
         """Collect if it is time; return whether it was."""
         little, now = self._held() <= LITTLE, self._clock()
-        due = now - self._last >= EVERY_S or (little and self._much)
-        self._much = not little
+        # Not at the first look at which little is held: what was dropped just before may not be freed yet.
+        due = now - self._last >= EVERY_S or (little and self._waning)
+        self._waning, self._much = little and self._much, not little
         if due:
             found = gc.collect()
             self._last = self._clock()

@@ -10,12 +10,8 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import jsonschema_rs
-from pydantic import ValidationError
+from typing import BinaryIO
 
 from reference_gym.participant.config import Limits
 from reference_gym.participant.core import Caller
@@ -29,10 +25,8 @@ from reference_gym.participant.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from reference_gym.participant.jsontext import NotJson, decode, encode
-from reference_gym.participant.result import validator
+from reference_gym.participant.jsontext import encode
 from spec import wire
-from spec.messages import MESSAGES, Message
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +38,6 @@ SLOWEST = 16 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 _RETRY_AFTER_MS = 1_000
-_LARGE = 64 * 1024
 
 Body = Callable[[], AsyncIterator[bytes]]
 """Yields a body as far as it is asked for; raises ``ClientGone`` when the rest of it will not come."""
@@ -176,43 +169,6 @@ async def read_body(request: Request, body: Body, limits: Limits) -> bytes:
     return b"".join(pieces)
 
 
-def read_json(data: bytes) -> Any:
-    """Return the JSON value of a body.
-
-    Raises:
-        InvalidRequest: it is not JSON.
-    """
-    try:
-        return decode(data)
-    except NotJson as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-
-
-def read_message(schema: str, request: Request, data: bytes) -> Any:
-    """Return the typed request of a body.
-
-    Raises:
-        InvalidRequest: it is not JSON or does not match its schema; the detail names the first offending field.
-    """
-    value = read_json(data)
-    try:
-        _validator(schema).validate(value)
-        return _message(schema).of(value)
-    except jsonschema_rs.ValidationError as error:
-        where = "/".join(map(str, error.instance_path)) or "the body"
-        raise InvalidRequest(f"{where}: {error.message[:500]}") from error
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise InvalidRequest(f"{'/'.join(map(str, fault['loc']))}: {fault['msg'][:500]}") from error
-
-
-async def read_large(schema: str, request: Request, data: bytes) -> Any:
-    """Return what ``read_message`` does; a large body is read on a thread, so that others are served meanwhile."""
-    if len(data) <= _LARGE:
-        return read_message(schema, request, data)
-    return await asyncio.to_thread(read_message, schema, request, data)
-
-
 def read_caller(request: Request) -> Caller:
     """Return who calls.
 
@@ -273,12 +229,3 @@ def _required(request: Request, name: str, form: re.Pattern[str]) -> str:
     if not form.fullmatch(value):
         raise InvalidRequest(f"the header {name} is malformed")
     return value
-
-
-@cache
-def _validator(schema: str) -> jsonschema_rs.Validator:
-    return validator(schema)
-
-
-def _message(schema: str) -> type[Message]:
-    return MESSAGES[schema]

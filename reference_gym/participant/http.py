@@ -35,14 +35,13 @@ from reference_gym.participant.exchange import (
     open_file,
     read_body,
     read_caller,
-    read_json,
-    read_large,
-    read_message,
     refusal,
     require_size,
     require_type,
 )
 from reference_gym.participant.jsontext import encode
+from reference_gym.participant.requests import read_json, read_large, read_message
+from reference_gym.participant.result import validator
 from reference_gym.participant.service import Caller, Participant
 from spec import wire
 
@@ -113,6 +112,10 @@ class ControlPlane:
             "results": self._results,
             "get_artifact": self._get_artifact,
         }
+        # Now, because the first call of each operation would keep the event loop from all others.
+        for schema in ("result", *(route.schema for routes in _ROUTES.values() for route in routes)):
+            if schema is not None:
+                validator(schema)
 
     async def handle(self, request: Request, body: Body) -> Response:
         """Answer one request; raises nothing but ``ClientGone``.
@@ -178,7 +181,7 @@ class ControlPlane:
 
     async def _post(self, route: Route, request: Request, body: Body) -> Response:
         data = await read_body(request, body, self.participant.config.limits)
-        message = await read_large(str(route.schema), request, data)
+        message = await read_large(str(route.schema), data)
         caller = read_caller(request)
         if route.profile not in self.participant.config.profiles:
             raise Unsupported(f"the profile {route.profile} is not offered here")
@@ -263,6 +266,8 @@ class DataCall:
         self._token = Token(token) if token is not None else None
         self._handler = handler
         self._schema = schema
+        if schema is not None:
+            validator(schema)
 
     async def handle(self, request: Request, body: Body) -> Response:
         """Answer one request; raises nothing but ``ClientGone``."""
@@ -281,7 +286,7 @@ class DataCall:
         given: Any = None
         if request.method not in ("GET", "HEAD"):
             data = await read_body(request, body, self.participant.config.limits)
-            given = read_json(data) if self._schema is None else read_message(self._schema, request, data)
+            given = read_json(data) if self._schema is None else read_message(self._schema, data)
         reply = await self._handler(request, given)
         return reply if isinstance(reply, Response) else Response(200, encode(reply))
 

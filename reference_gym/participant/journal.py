@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from reference_gym.participant.log_format import Entry
 from reference_gym.participant.log_state import LogState
 from reference_gym.participant.log_writer import LogWriter, Mark
+from reference_gym.participant.slices import STEPS
 
 
 class Journal(Protocol):
@@ -106,6 +107,7 @@ class LogJournal:
         self._handed = 0
         self._written = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waking = False
         self._lost = False
 
     def open(self, make: Callable[..., LogWriter], state: LogState) -> None:
@@ -192,10 +194,20 @@ class LogJournal:
 
     def _told(self, number: int) -> None:
         self._written = max(self._written, number)
-        while self._waiting and self._waiting[0][0] <= self._written:
+        if not self._waking:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake the first of those whose notes are written, and the others in slices: each of them runs right after."""
+        for _ in range(STEPS):
+            if not self._waiting or self._waiting[0][0] > self._written:
+                self._waking = False
+                return
             _, waiting = self._waiting.popleft()
             if not waiting.done():
                 waiting.set_result(None)
+        self._waking = True
+        asyncio.get_running_loop().call_soon(self._wake_some)
 
     def _give_up(self) -> None:
         """The log is lost: nothing will survive the process, and nobody waits for that any more."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary log's bytes: segments of frames, frames of entries.
 
-A segment is a file ``00000001.log``. A frame is ``length, crc32, crc32 of these two`` (unsigned, 32 bits, little
-endian) and that many bytes of entries; it counts whole or not at all. An entry is ``header length, blob length, crc32``
-of both, a header of JSON text and a blob of bytes that are never looked into; the checksum of a frame is that of these
-three numbers of its entries. The first frame of a segment is its base: all state but the bytes of boundaries and
-results, which it names by their places in this and in earlier segments. A segment gets its name when its base is
-complete and the one before it has ended with an entry that says so: a log whose end is missing is told from a shorter
-one.
+A segment is a file ``00000001.log``. A frame is ``length, crc32, crc32 of these two`` and that many bytes of entries;
+it counts whole or not at all. An entry is ``header length, blob length, crc32`` of both, a header of JSON text and a
+blob of bytes that are never looked into; the checksum of a frame is that of these three numbers of its entries. All
+numbers are unsigned and little endian; the lengths of frames and blobs have 64 bits (all that a restore installs is one
+frame, whatever its size), the others 32. The first frame of a segment is its base: all state but the bytes of
+boundaries and results, which it names by their places in this and in earlier segments. A segment gets its name when its
+base is complete and the one before it has ended with an entry that says so: a log whose end is missing is told from a
+shorter one.
 
 What ends early, at the very end of the newest segment, is a frame whose writing was interrupted: nobody was told of it.
 Everything else that does not fit is damage, and is named (``LogDamaged``).
@@ -22,14 +23,19 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-FORMAT = 1
+from reference_gym.participant.slices import Rests
+
+FORMAT = 2
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
-_FRAME = struct.Struct("<III")
-_ENTRY = struct.Struct("<III")
-FRAME_BYTES = _FRAME.size
+_FRAME = struct.Struct("<QII")
+_CHECKED = struct.Struct("<QI")
+"""What the second checksum of a frame is about."""
+_ENTRY = struct.Struct("<IQI")
+_PIECE = 1024 * 1024
+"""How much of a blob is read at once where only its checksum is wanted."""
 
 
 class LogDamaged(Exception):
@@ -73,11 +79,13 @@ class Frame:
 
 
 def encode_frame(entries: list[Entry]) -> Frame:
-    """Return the bytes of entries that belong together."""
+    """Return the bytes of entries that belong together; on a thread, where there may be many of them."""
+    rests = Rests()
     pieces: list[bytes] = []
     places: list[Place] = []
     at, whole = _FRAME.size, 0
     for entry in entries:
+        rests.rest()
         header = _header(entry)
         blob = sum(map(len, entry.pieces))
         crc = zlib.crc32(header)
@@ -88,7 +96,7 @@ def encode_frame(entries: list[Entry]) -> Frame:
         places.append(Place(0, at, len(header), blob))
         pieces += (preamble, header, *entry.pieces)
         at += _ENTRY.size + len(header) + blob
-    begin = struct.pack("<II", at - _FRAME.size, whole)
+    begin = _CHECKED.pack(at - _FRAME.size, whole)
     return Frame((begin + struct.pack("<I", zlib.crc32(begin)), *pieces), tuple(places), at)
 
 
@@ -124,6 +132,8 @@ def segments(directory: Path) -> list[int]:
 def read_frames(path: Path, number: int) -> Iterator[tuple[list[tuple[Entry, Place]], int]]:
     """Yield the whole frames of a segment, each with the offset after it; an unfinished one may end it.
 
+    Blobs are checked and not kept: ``read_entry`` returns them.
+
     Args:
         path: the file.
         number: the segment's.
@@ -137,12 +147,12 @@ def read_frames(path: Path, number: int) -> Iterator[tuple[list[tuple[Entry, Pla
             at = 0
             while size - at >= _FRAME.size:
                 length, crc, own = _FRAME.unpack(head := file.read(_FRAME.size))
-                if zlib.crc32(head[:8]) != own:
+                if zlib.crc32(head[: _CHECKED.size]) != own:
                     raise LogDamaged(f"{path.name}, the frame at byte {at}: its beginning is damaged")
                 after = at + _FRAME.size + length
                 if after > size:
                     return
-                found, whole = _entries(file.read(length), path.name, number, at + _FRAME.size)
+                found, whole = _entries(file, path.name, number, at + _FRAME.size, after)
                 if whole != crc or not found:
                     raise LogDamaged(f"{path.name}, the frame at byte {at}: its checksum is not that of its content")
                 yield found, after
@@ -151,24 +161,37 @@ def read_frames(path: Path, number: int) -> Iterator[tuple[list[tuple[Entry, Pla
         raise LogDamaged(f"{path.name} cannot be read: {error.strerror}") from error
 
 
-def _entries(data: bytes, name: str, number: int, base: int) -> tuple[list[tuple[Entry, Place]], int]:
-    """Return the entries with their places, and the checksum of the frame that they are."""
+def _entries(file: BinaryIO, name: str, number: int, at: int, end: int) -> tuple[list[tuple[Entry, Place]], int]:
+    """Return the entries up to an offset, without blobs, with their places; and the checksum of the frame they are."""
     found: list[tuple[Entry, Place]] = []
-    at = whole = 0
+    whole = 0
     try:
-        while at < len(data):
-            header, blob, crc = _ENTRY.unpack_from(data, at)
-            whole = zlib.crc32(data[at : at + _ENTRY.size], whole)
-            begin = at + _ENTRY.size
-            content = data[begin : begin + header + blob]
-            if len(content) != header + blob or zlib.crc32(content) != crc:
+        while at < end:
+            preamble = file.read(_ENTRY.size)
+            header, blob, crc = _ENTRY.unpack(preamble)
+            whole = zlib.crc32(preamble, whole)
+            place = Place(number, at, header, blob)
+            at += place.size
+            if at > end:
                 return [], 0
-            pieces = (content[header:],) if blob else ()
-            found.append((Entry(json.loads(content[:header]), pieces), Place(number, base + at, header, blob)))
-            at = begin + header + blob
+            content = file.read(header)
+            if _crc_of_rest(file, blob, zlib.crc32(content)) != crc:
+                return [], 0
+            found.append((Entry(json.loads(content)), place))
     except (struct.error, ValueError) as error:
-        raise LogDamaged(f"{name}, the entry at byte {base + at}: {error}") from error
+        raise LogDamaged(f"{name}, the entry at byte {at}: {error}") from error
     return found, whole
+
+
+def _crc_of_rest(file: BinaryIO, length: int, crc: int) -> int:
+    """Return a checksum carried on over the next bytes of a file; another one where they are not all there."""
+    while length > 0:
+        piece = file.read(min(length, _PIECE))
+        if not piece:
+            return -1
+        crc = zlib.crc32(piece, crc)
+        length -= len(piece)
+    return crc
 
 
 def read_entry(directory: Path, place: Place) -> Entry:
@@ -194,8 +217,25 @@ def entry_at(descriptor: int, name: str, place: Place) -> Entry:
     Raises:
         LogDamaged: it is not there.
     """
-    data = os.pread(descriptor, place.size, place.offset) if min(place) >= 0 else b""
-    found, _ = _entries(data, name, place.segment, place.offset) if len(data) == place.size else ([], 0)
-    if len(found) != 1 or found[0][1] != place:
-        raise LogDamaged(f"{name} has no entry at byte {place.offset}")
-    return found[0][0]
+    lost = LogDamaged(f"{name} has no entry at byte {place.offset}")
+    if min(place) < 0 or place.offset + place.size > os.fstat(descriptor).st_size:
+        raise lost
+    data = _bytes_at(descriptor, place.size, place.offset)
+    begin = _ENTRY.size + place.header
+    try:
+        header, blob, crc = _ENTRY.unpack_from(data)
+        if (len(data), header, blob) != (place.size, place.header, place.blob):
+            raise lost
+        if zlib.crc32(memoryview(data)[_ENTRY.size :]) != crc:
+            raise lost
+        return Entry(json.loads(data[_ENTRY.size : begin]), (data[begin:],) if blob else ())
+    except (struct.error, ValueError) as error:
+        raise lost from error
+
+
+def _bytes_at(descriptor: int, length: int, offset: int) -> bytes:
+    """Return that many bytes of a file, or fewer where it ends; the system reads less than 2 GiB at once."""
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length and (more := os.pread(descriptor, length - len(data), offset + len(data))):
+        data += more
+    return data

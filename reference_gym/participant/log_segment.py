@@ -188,11 +188,12 @@ def sync_directory(directory: Path) -> None:
 
 
 def _write_all(descriptor: int, pieces: list[bytes]) -> None:
-    """Write all pieces, however many calls that takes."""
+    """Write all pieces, however many calls that takes; the system writes less than 2 GiB at once."""
     for begin in range(0, len(pieces), _MAX_PIECES):
-        part = pieces[begin : begin + _MAX_PIECES]
-        done, size = os.writev(descriptor, part), sum(map(len, part))
-        if done < size:
-            rest = memoryview(b"".join(part))[done:]
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+        part: list[bytes | memoryview] = [*pieces[begin : begin + _MAX_PIECES]]
+        while part:
+            done = os.writev(descriptor, part)
+            while part and done >= len(part[0]):
+                done -= len(part.pop(0))
+            if part:
+                part[0] = memoryview(part[0])[done:]

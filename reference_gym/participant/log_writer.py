@@ -27,6 +27,7 @@ from reference_gym.participant.log_end import End, EndFile
 from reference_gym.participant.log_format import Entry, Frame, LogDamaged, encode_frame, read_entry
 from reference_gym.participant.log_segment import Mark, OpenSegment, Segment, end_earlier, sync_directory
 from reference_gym.participant.log_state import LogState
+from reference_gym.participant.slices import Rests
 
 logger = logging.getLogger(__name__)
 
@@ -163,8 +164,9 @@ class LogWriter:
 
     def _take(self, entries: list[Entry], frame: Frame, at: int) -> None:
         """Let the state follow a frame that begins at an offset of the open segment."""
-        number = self._open.segment.number
+        number, rests = self._open.segment.number, Rests()
         for entry, place in zip(entries, frame.places, strict=True):
+            rests.rest()
             self._state.apply(entry, place._replace(segment=number, offset=at + place.offset))
 
     def _acknowledge(self) -> None:

@@ -65,29 +65,27 @@ class Plan:
 def compared(request: RestoreRequest) -> str:
     """Return what is compared between a restore and its repeat: source, lists as sets, policy (CKPT-REPEAT-008).
 
-    A digest, because it is kept for as long as the checkpoint is open; made on a thread.
+    A digest, because it is kept for as long as the checkpoint is open; of long lists it is made on a thread.
+
+    Raises:
+        InvalidRequest: a list says two things of one rollout, which is named (CKPT-RESTORE-056).
     """
     rests = Rests()
     digest = hashlib.sha256(repr((request.run_id, request.source, request.policy)).encode())
-    for items in (request.rollouts, request.results, request.fences):
-        for text in sorted(set(map(repr, items))):
-            digest.update(text.encode())
+    for name, items in (("rollouts", request.rollouts), ("results", request.results), ("fences", request.fences)):
+        texts: set[str] = set()
+        said: dict[str, str] = {}
+        for item in items:
             rests.rest()
+            text = repr(item)
+            texts.add(text)
+            if name != "fences" and said.setdefault(item.rollout_id, text) != text:
+                raise InvalidRequest(f"{name} lists {item.rollout_id} twice, differently")
+        for text in sorted(texts):
+            rests.rest()
+            digest.update(text.encode())
         digest.update(b"\0")
     return digest.hexdigest()
-
-
-def require_single(request: RestoreRequest) -> None:
-    """Refuse lists that say two things of one rollout.
-
-    Raises:
-        InvalidRequest: naming the rollout (CKPT-RESTORE-056).
-    """
-    for name, items in (("rollouts", request.rollouts), ("results", request.results)):
-        seen: dict[str, object] = {}
-        for item in items:
-            if seen.setdefault(item.rollout_id, item) != item:
-                raise InvalidRequest(f"{name} lists {item.rollout_id} twice, differently")
 
 
 async def require_above_fences(request: RestoreRequest, highest: Callable[[str], int]) -> None:

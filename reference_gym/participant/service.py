@@ -31,7 +31,7 @@ from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.gate import MAX_BLOCKERS
 from reference_gym.participant.machine import Answer, EndedAs, Phase, Step, Where
 from reference_gym.participant.restorer import Restorer
-from reference_gym.participant.restoring import compared, require_above_fences, require_single
+from reference_gym.participant.restoring import compared, require_above_fences
 from reference_gym.participant.result import Receipt
 from reference_gym.participant.slices import STEPS, Slices
 from reference_gym.participant.staging import Staging, Upload
@@ -52,6 +52,8 @@ __all__ = ["Caller", "Participant"]
 
 _TURNS = 50
 """How many turns of the event loop a failure may take from its timer to its outcome; about ten are needed."""
+_FEW = 100
+"""How many rollouts and receipts of a restore may be compared on the event loop."""
 
 
 class Participant(Commits):
@@ -129,13 +131,14 @@ class Participant(Commits):
         """Verify everything, then install; the participant stays paused until resume."""
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
         deadline = self._deadline(request.timeout_ms)
-        require_single(request)
+        few = len(request.rollouts) + len(request.results) + len(request.fences) <= _FEW
+        key = compared(request) if few else await asyncio.to_thread(compared, request)
         if len(request.rollouts) > self.config.limits.max_live_rollouts:
             raise PayloadTooLarge(f"more rollouts than max_live_rollouts {self.config.limits.max_live_rollouts}")
         if request.source is not None:
             self._require_scheme(request.source.scheme)
         await self._admit_verb(caller, deadline)
-        await self._begin_restore(checkpoint_id, request, deadline)
+        await self._begin_restore(checkpoint_id, request, key, deadline)
         with self._serving(checkpoint_id):
             if self._restorer is not None and self.machine.phase is Phase.RESTORING:
                 await self._restore_outcome(self._restorer.outcome, deadline, checkpoint_id)
@@ -259,9 +262,10 @@ class Participant(Commits):
 
     # --- inside: restore ----------------------------------------------------------------------------------------------
 
-    async def _begin_restore(self, checkpoint_id: CheckpointId, request: RestoreRequest, deadline: float) -> None:
+    async def _begin_restore(
+        self, checkpoint_id: CheckpointId, request: RestoreRequest, key: str, deadline: float
+    ) -> None:
         """Judge a restore, and begin it if it is the one that does."""
-        key = await asyncio.to_thread(compared, request) if request.rollouts else compared(request)
         lease_ms = self.config.limits.lease_ms(request.lease_ms)
 
         def judge() -> Step:
@@ -271,14 +275,10 @@ class Participant(Commits):
         try:
             step = judge()
             if step.answer is Answer.ACCEPTED:
-                directory = await self._source(request)
-                try:
-                    await require_above_fences(request, self.highest)
-                except StaleAttempt:
-                    if judge().answer is Answer.ACCEPTED:
-                        raise
-                    # Its twin came first, and has raised the fences itself.
-                step = judge()  # Again: while the source was looked for, another call may have come first.
+                directory, stale = await self._arguments(request)
+                step = judge()  # Again: meanwhile another call may have come first, perhaps its twin, which then ...
+                if stale is not None and step.answer is Answer.ACCEPTED:
+                    raise stale  # ... has raised the fences itself.
         except InvalidPhase:
             await self._source(request)  # Arguments are judged before the phase (CKPT-ORDER-001).
             raise
@@ -291,6 +291,19 @@ class Participant(Commits):
             failpoints.reach("restore.begun")
         elif self._is_open(checkpoint_id):
             self.accept(step)
+
+    async def _arguments(self, request: RestoreRequest) -> tuple[Path | None, StaleAttempt | None]:
+        """Return the directory of a restore's source, and the refusal of attempts that are not above their fences.
+
+        Raises:
+            ForbiddenTarget: the source is not inside a root.
+        """
+        directory = await self._source(request)
+        try:
+            await require_above_fences(request, self.highest)
+        except StaleAttempt as stale:
+            return directory, stale
+        return directory, None
 
     async def _restore_outcome(
         self, outcome: asyncio.Future[None], deadline: float, checkpoint_id: CheckpointId

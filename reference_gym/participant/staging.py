@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from reference_gym.participant import failpoints
 from reference_gym.participant.artifacts import MANIFEST, Durable
 from reference_gym.participant.config import Limits
 from reference_gym.participant.errors import ArgumentConflict, InsufficientStorage, NotFound
@@ -24,6 +25,8 @@ from spec.durable import rename_noreplace
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1024 * 1024
+_UNNAMED = ".upload-"
+"""How the name of a file begins that has not been received whole."""
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -68,7 +71,7 @@ class Upload:
         self.size = 0
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
-            descriptor, path = tempfile.mkstemp(prefix=".upload-", dir=directory)
+            descriptor, path = tempfile.mkstemp(prefix=_UNNAMED, dir=directory)
         except OSError:
             room.give_back(1, 0)
             raise
@@ -92,6 +95,7 @@ class Upload:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        failpoints.reach("upload.unnamed")
         try:
             _appear(self._path, self._target)
             self._kept = True
@@ -129,11 +133,14 @@ class Staging:
         self._room = self._measured()
 
     def begin(self, kept: str | None = None) -> None:
-        """Remove what an earlier process left, but for the cut that it had committed last.
+        """Remove what an earlier process left, but for whole uploads and the cut that it had committed last.
 
         Args:
             kept: the id of that cut, where the incarnation is kept; None removes everything.
         """
+        for unfinished in self._uploads.glob(f"*/{_UNNAMED}*"):
+            unfinished.unlink()
+        self._room = self._measured()
         if kept is None:
             self.forget_uploads()
         for entry in self._cuts.iterdir():

@@ -37,10 +37,10 @@ class Meddler:
         """Sync."""
         spec.durable.sync_dir(path)
 
-    def publish_file(self, path: Path, data: bytes) -> None:
+    def publish_file(self, path: Path, data: bytes, unnamed: Callable[[], None]) -> None:
         """Publish."""
         self._reach(path.name)
-        spec.durable.publish_file(path, data)
+        spec.durable.publish_file(path, data, unnamed)
 
 
 def names(directory: Path) -> list[str]:

@@ -8,7 +8,7 @@ import errno
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ class SlowDisk:
         self.steps.append("directory")
         spec.durable.sync_dir(path)
 
-    def publish_file(self, path: Path, data: bytes) -> None:
+    def publish_file(self, path: Path, data: bytes, unnamed: Callable[[], None]) -> None:
         """Publish."""
         self.steps += [path.name, "directory"]
-        spec.durable.publish_file(path, data)
+        spec.durable.publish_file(path, data, unnamed)
 
 
 @pytest.fixture
@@ -446,7 +446,7 @@ async def test_a_file_system_without_rename_gives_a_clear_refusal(tmp_path: Path
     """C47: the manifest cannot be published, so the commit fails and nothing half is left."""
     disk = SlowDisk()
 
-    def publish_file(path: Path, data: bytes) -> None:
+    def publish_file(path: Path, data: bytes, unnamed: Callable[[], None]) -> None:
         raise OSError(errno.EPERM, "no rename here")
 
     disk.publish_file = publish_file  # type: ignore[method-assign]  # a wrapper that raises

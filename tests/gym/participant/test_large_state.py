@@ -124,10 +124,11 @@ async def test_what_nobody_needs_is_freed_while_others_are_served() -> None:
     ("story", "expected"),
     [
         ([(0, 0), (10, 10_000), (20, 10_000)], [False, False, False]),
-        ([(10, 10_000), (20, LITTLE), (30, LITTLE)], [False, True, False]),
+        ([(10, 10_000), (20, LITTLE), (30, LITTLE), (40, LITTLE)], [False, False, True, False]),
+        ([(10, 10_000), (20, LITTLE), (30, 10_000)], [False, False, False]),
         ([(10, 10_000), (EVERY_S, 10_000), (EVERY_S + 10, 10_000)], [False, True, False]),
     ],
-    ids=["much is held", "little is left", "an hour has passed"],
+    ids=["much is held", "little is left", "little was left for a moment", "an hour has passed"],
 )
 async def test_full_collections_come_when_little_is_held_or_once_an_hour(
     story: list[tuple[float, int]], expected: list[bool]
@@ -141,6 +142,7 @@ async def test_full_collections_come_when_little_is_held_or_once_an_hour(
     assert gc.isenabled()
     assert before[:2] == gc.get_threshold()[:2]
     assert gc.get_threshold()[2] > 1_000_000_000
+    assert gc.get_freeze_count() > 10_000
     looks: Callable[[], bool] = collections.look
     found = []
     for seconds, held in story:
@@ -150,3 +152,4 @@ async def test_full_collections_come_when_little_is_held_or_once_an_hour(
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     assert before == gc.get_threshold()
+    assert 0 == gc.get_freeze_count()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ class WriteBehind:
         """Sync it."""
         self._durable.sync_dir(path)
 
-    def publish_file(self, path: Path, data: bytes) -> None:
+    def publish_file(self, path: Path, data: bytes, unnamed: Callable[[], None]) -> None:
         """Publish the manifest, then write what it names."""
-        self._durable.publish_file(path, data)
+        self._durable.publish_file(path, data, unnamed)
         for behind, content in self._behind:
             self._durable.write_file(behind, content)
 
