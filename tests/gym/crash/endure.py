@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
+from functools import partial
 from pathlib import Path
 
 from tests.gym.controller import Refused
 from tests.gym.crash.known import Known, begin, see_results
 from tests.gym.crash.lives import GONE, MortalGym
-from tests.gym.crash.points import HELD, LIMITS, LOG, SCRIPT, Verdict, Visit, set_up, work
+from tests.gym.crash.points import HELD, Verdict, Visit, set_up, verdict, work
 from tests.gym.running import task_of
-from tests.gym.stubs import PolicyStub, until, until_async
+from tests.gym.stubs import until, until_async
 
 COSTS_THE_LOG = ("log.appended", "log.named")
 """What fails here has been written and is not known to be: the log is given up, and the next life is a new one."""
@@ -30,29 +30,18 @@ async def endure(directory: Path, at: Visit, action: str) -> Verdict:
         at: where.
         action: `raise` or `delay`.
     """
-    directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
-    async with PolicyStub(SCRIPT) as policy:
-        point = f"{at.point}:{at.nth}:{action}"
-        gym = MortalGym(directory, at.form, limits=LIMITS, log=LOG, failpoint=point, victim=at.victim, judged=False)
-        known = Known(policy)
-        kept, fault = None, None
-        try:
-            await set_up(gym, known)
-            if at.point.startswith("recover."):
-                await _recover(gym, at.point, action)
-            else:
-                await _work(gym, known)
-            kept = await _is_well(gym, known)
-            assert kept or (action, at.point) in [("raise", point) for point in COSTS_THE_LOG], "a new incarnation"
-            kept = True
-        except (AssertionError, Refused, *GONE) as error:
-            fault = f"{error!r}"[:500]
-        finally:
-            await gym.close()
-        hit = gym.hits.exists()
-    if fault is None:
-        shutil.rmtree(directory)
-    return Verdict(at, hit, True, kept, fault)
+    return await verdict(directory, at, action, partial(_endured, point=at.point, action=action), judged=False)
+
+
+async def _endured(gym: MortalGym, known: Known, *, point: str, action: str) -> tuple[bool, bool]:
+    await set_up(gym, known)
+    if point.startswith("recover."):
+        await _recover(gym, point, action)
+    else:
+        await _work(gym, known)
+    kept = await _is_well(gym, known)
+    assert kept or (action, point) in [("raise", each) for each in COSTS_THE_LOG], "a new incarnation"
+    return True, True
 
 
 async def _work(gym: MortalGym, known: Known) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,27 +70,30 @@ class Verdict:
         return "ok" if self.sound else "RED no turn was held" if not self.held_turn else "RED a new incarnation"
 
 
-async def visit(directory: Path, at: Visit) -> Verdict:
-    """Kill a busy Gym at one fail point and judge its next life."""
+async def verdict(
+    directory: Path,
+    at: Visit,
+    action: str,
+    story: Callable[[MortalGym, Known], Awaitable[tuple[bool, bool]]],
+    *,
+    judged: bool = True,
+) -> Verdict:
+    """Run a story with a Gym whose fail point does something; what came of it.
+
+    Args:
+        directory: does not exist yet; it stays if something was missing.
+        at: where.
+        action: what the point does.
+        story: returns whether an unfinished rollout held a turn, and whether the incarnations were kept.
+        judged: whether the suite's model follows every call.
+    """
     directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
     async with PolicyStub(SCRIPT) as policy:
-        point = f"{at.point}:{at.nth}:kill"
-        gym = MortalGym(directory, at.form, limits=LIMITS, log=LOG, failpoint=point, victim=at.victim)
-        known = Known(policy)
+        point = f"{at.point}:{at.nth}:{action}"
+        gym = MortalGym(directory, at.form, limits=LIMITS, log=LOG, failpoint=point, victim=at.victim, judged=judged)
         held, kept, fault = False, None, None
         try:
-            await set_up(gym, known)
-            held = known.held_turn()
-            if at.point.startswith("recover."):
-                await gym.kill()
-                await gym.start("armed")
-                await until(lambda: gym.dead, "the recovery is cut off")
-            else:
-                gym.arm()
-                await _until_dead(gym, asyncio.create_task(work(gym, known)))
-                held = held and known.held_turn()
-            await gym.kill()
-            kept = await go_on(gym, known)
+            held, kept = await story(gym, Known(policy))
         except (AssertionError, Refused, *GONE) as error:
             fault = f"{error!r}"[:500]
         finally:
@@ -99,6 +102,26 @@ async def visit(directory: Path, at: Visit) -> Verdict:
     if fault is None:
         shutil.rmtree(directory)
     return Verdict(at, hit, held, kept, fault)
+
+
+async def visit(directory: Path, at: Visit) -> Verdict:
+    """Kill a busy Gym at one fail point and judge its next life."""
+    return await verdict(directory, at, "kill", partial(_killed, point=at.point))
+
+
+async def _killed(gym: MortalGym, known: Known, *, point: str) -> tuple[bool, bool]:
+    await set_up(gym, known)
+    held = known.held_turn()
+    if point.startswith("recover."):
+        await gym.kill()
+        await gym.start("armed")
+        await until(lambda: gym.dead, "the recovery is cut off")
+    else:
+        gym.arm()
+        await _until_dead(gym, asyncio.create_task(work(gym, known)))
+        held = held and known.held_turn()
+    await gym.kill()
+    return held, await go_on(gym, known)
 
 
 async def _until_dead(gym: MortalGym, working: asyncio.Task[None]) -> None:
@@ -256,9 +279,9 @@ async def visit_all(
     async def one(number: int, at: Visit) -> Verdict:
         async with few:
             name = f"{number}-{at.form}-{at.victim}-{at.point}"
-            verdict = await asyncio.wait_for(visit(directory / name, at), VISIT_S)
-            seen(verdict)
-            return verdict
+            found = await asyncio.wait_for(visit(directory / name, at), VISIT_S)
+            seen(found)
+            return found
 
     return list(await asyncio.gather(*(one(number, at) for number, at in enumerate(visits))))
 
@@ -276,4 +299,4 @@ def all_visits(seed: int) -> list[Visit]:
     return visits
 
 
-__all__ = ["POINTS", "Verdict", "Visit", "all_visits", "go_on", "set_up", "visit", "visit_all", "work"]
+__all__ = ["POINTS", "Verdict", "Visit", "all_visits", "go_on", "set_up", "verdict", "visit", "visit_all", "work"]

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ async def soak(
     kills: int,
     seed: int,
     *,
+    limit_s: float = math.inf,
     broken: str | None = None,
     seen: Callable[[Lives], None] = lambda _: None,
 ) -> Lives:
@@ -52,24 +56,24 @@ async def soak(
         form: `one` or `three` processes; all of them are killed.
         kills: how often.
         seed: of the instants.
+        limit_s: after so many seconds no further life is begun.
         broken: what is wrong with the Gym, a key of ``zygote.BROKEN``.
         seen: told after each life.
     """
     directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
     chosen = random.Random(seed)
-    lives = Lives()
+    lives, end = Lives(), time.monotonic() + limit_s
     for first in range(0, kills, A_GYM):
-        if lives.fault is None:
-            await _gym(
-                directory / str(first), form, range(first, min(first + A_GYM, kills)), chosen, lives, broken, seen
-            )
+        numbers = takewhile(lambda _: time.monotonic() < end, range(first, min(first + A_GYM, kills)))
+        if lives.fault is None and time.monotonic() < end:
+            await _gym(directory / str(first), form, numbers, chosen, lives, broken, seen)
     return lives
 
 
 async def _gym(
     directory: Path,
     form: str,
-    numbers: range,
+    numbers: Iterable[int],
     chosen: random.Random,
     lives: Lives,
     broken: str | None,
