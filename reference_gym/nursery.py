@@ -35,7 +35,7 @@ class Forked:
         self._ended: asyncio.Event | None = None
 
     async def wait(self) -> int:
-        """Wait for the end; the exit code, or the negative number of the signal."""
+        """Wait for the end, and let go of both pipes; the exit code, or the negative number of the signal."""
         if self._ended is None:
             self._ended = asyncio.Event()
             threading.Thread(
@@ -43,6 +43,8 @@ class Forked:
             ).start()
         await self._ended.wait()
         assert self.returncode is not None
+        self.stdin.close()
+        self.stdout.close()
         return self.returncode
 
     def terminate(self) -> None:
@@ -97,14 +99,23 @@ class Output:
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "rb")
         self._reader: asyncio.StreamReader | None = None
+        self._transport: asyncio.ReadTransport | None = None
 
     async def readline(self) -> bytes:
         """One line; what came before the end, if no line ends."""
         if self._reader is None:
             loop = asyncio.get_running_loop()
             reader = self._reader = asyncio.StreamReader()
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._file)
+            protocol = asyncio.StreamReaderProtocol(reader)
+            self._transport, _ = await loop.connect_read_pipe(lambda: protocol, self._file)
         return await self._reader.readline()
+
+    def close(self) -> None:
+        """Close it; what was not read is lost."""
+        if self._transport is not None:
+            self._transport.close()
+        else:
+            self._file.close()
 
 
 def fork(names: Sequence[str], lifeline: tuple[int, int]) -> str | dict[str, Forked]:

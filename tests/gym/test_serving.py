@@ -73,8 +73,10 @@ async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 async def test_a_child_that_ended_comes_back_at_its_address(tmp_path: Path, number: signal.Signals) -> None:
-    """A participant that was killed, or told to stop by itself, is started again at its port, and announced anew."""
+    """Killed, or told to stop by itself: it is started again at its port, announced anew, and nothing is kept open."""
     async with gym_at(tmp_path, "three") as gym:
+        descriptors = Path(f"/proc/{gym.announced['pid']}/fd")
+        before = len(list(descriptors.iterdir()))
         (victim,) = [each for each in gym.announced["participants"] if each["role"] == "model"]
         os.kill(victim["pid"], number)
 
@@ -86,6 +88,7 @@ async def test_a_child_that_ended_comes_back_at_its_address(tmp_path: Path, numb
             return str(victim["pid"]) not in gym.announce_file.read_text()
 
         await until_async(back, "the model server is back")
+        await until(lambda: before == len(list(descriptors.iterdir())), "the command holds what it held before")
 
 
 @pytest.mark.parametrize("processes", FORMS)
