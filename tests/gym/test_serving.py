@@ -71,12 +71,17 @@ async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         await until(lambda: not any(alive(pid) for pid in gym.pids), "the children are gone")
 
 
+def descriptors_of(pid: int) -> int:
+    """How many files, pipes and sockets a process holds open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 async def test_a_child_that_ended_comes_back_at_its_address(tmp_path: Path, number: signal.Signals) -> None:
     """Killed, or told to stop by itself: it is started again at its port, announced anew, and nothing is kept open."""
     async with gym_at(tmp_path, "three") as gym:
-        descriptors = Path(f"/proc/{gym.announced['pid']}/fd")
-        before = len(list(descriptors.iterdir()))
+        command = gym.announced["pid"]
+        before = descriptors_of(command)
         (victim,) = [each for each in gym.announced["participants"] if each["role"] == "model"]
         os.kill(victim["pid"], number)
 
@@ -88,7 +93,7 @@ async def test_a_child_that_ended_comes_back_at_its_address(tmp_path: Path, numb
             return str(victim["pid"]) not in gym.announce_file.read_text()
 
         await until_async(back, "the model server is back")
-        await until(lambda: before == len(list(descriptors.iterdir())), "the command holds what it held before")
+        await until(lambda: before == descriptors_of(command), "the command holds what it held before")
 
 
 @pytest.mark.parametrize("processes", FORMS)

@@ -9,12 +9,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from reference_gym.participant import Limits
+from reference_gym.participant import Limits, serve_aiohttp
 from reference_gym.participant.collecting import EVERY_S, LITTLE, FullCollections
 from reference_gym.participant.gate import Gate, Position
+from reference_gym.participant.journal import LogJournal
+from reference_gym.participant.result import validator
 from reference_gym.participant.slices import STEPS, Remains
 from tests.gym.participant.kit import Gym, MovedClock, settle, until
 
@@ -153,3 +156,28 @@ async def test_full_collections_come_when_little_is_held_or_once_an_hour(
     await asyncio.gather(following, return_exceptions=True)
     assert before == gc.get_threshold()
     assert 0 == gc.get_freeze_count()
+
+
+async def test_those_who_waited_for_one_write_are_woken_in_slices() -> None:
+    """Each of them goes on at once with work of its own, so not all of them run in one turn of the event loop."""
+    journal = LogJournal()
+    journal.open(lambda *_, **told: Mock(**told), Mock())
+    journal.note("progress", n=1)
+    waiting = [asyncio.create_task(journal.settled()) for _ in range(10 * STEPS)]
+    await settle()
+    journal._told(1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    few = sum(task.done() for task in waiting)
+    assert 0 < few < 5 * STEPS
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+
+
+async def test_no_call_is_the_one_that_compiles_its_schema(tmp_path: Path) -> None:
+    """What takes long once was done before the first call came."""
+    validator.cache_clear()
+    serve_aiohttp.create_app(Gym(tmp_path).participant, control_token=None)
+    compiled = validator.cache_info().misses
+    for name in ("start-request", "restore-request", "retire-request", "acks-request", "result"):
+        validator(name)
+    assert compiled == validator.cache_info().misses
