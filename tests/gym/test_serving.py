@@ -73,7 +73,7 @@ async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
 
 def descriptors_of(pid: int) -> int:
     """How many files, pipes and sockets a process holds open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
