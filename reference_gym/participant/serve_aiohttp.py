@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import ClientError, web
+from aiohttp import EMPTY_PAYLOAD, ClientError, StreamReader, web
 from aiohttp.typedefs import Handler
 
 from reference_gym.participant import exchange, http, serving
@@ -120,7 +120,9 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         assert isinstance(request, web.Request), "the application makes its requests"
-        with connections.serving(_connection(request)):
+        connection = _connection(request)
+        connection.body = request.content
+        with connections.serving(connection):
             return await _problems(request, inner)
 
     # The framework refuses some requests (`Expect`) outside of the application's middlewares.
@@ -137,7 +139,7 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
 class _Connection(web.RequestHandler, Connection):
     """One connection: it is counted, and what reaches no route is refused with a problem document as well."""
 
-    __slots__ = ("_connections", "_participant")
+    __slots__ = ("_connections", "_participant", "body")
 
     def __init__(self, server: web.Server, participant: Participant, connections: Connections) -> None:
         super().__init__(
@@ -150,6 +152,15 @@ class _Connection(web.RequestHandler, Connection):
         )
         self._participant = participant
         self._connections = connections
+        self.body: StreamReader = EMPTY_PAYLOAD
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; a body that goes on in a form which is none has broken off, and is not waited for."""
+        super().data_received(data)
+        # The parser has given it up, and keeps for later what is wrong: whoever reads the body would not be told.
+        if self._messages and not self.body.is_eof() and self.body.exception() is None:
+            self.body.set_exception(web.RequestPayloadError("the body is not of the form that its head says"))
+            self.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)

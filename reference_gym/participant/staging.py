@@ -2,8 +2,8 @@
 """Files of the ``http`` scheme: committed cuts that can be fetched, and uploads that a restore reads.
 
 ``cuts/<id>/`` holds committed cuts until another id opens; ``uploads/<id>/`` holds uploaded files until a restore
-ended. The ids here name cuts; no order judges them (CKPT-ART-003). Everything in here is private to the
-participant.
+ended; ``trash/`` holds what is about to be removed. The ids here name cuts; no order judges them (CKPT-ART-003).
+Everything in here is private to the participant.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 
 from reference_gym.participant import failpoints
@@ -127,8 +130,10 @@ class Staging:
     def __init__(self, root: Path, limits: Limits) -> None:
         self._cuts = root.resolve() / "cuts"
         self._uploads = root.resolve() / "uploads"
-        for directory in (self._cuts, self._uploads):
+        self._trash = root.resolve() / "trash"
+        for directory in (self._cuts, self._uploads, self._trash):
             directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self._removed = count()
         self._limits = limits
         self._room = self._measured()
 
@@ -138,6 +143,8 @@ class Staging:
         Args:
             kept: the id of that cut, where the incarnation is kept; None removes everything.
         """
+        for entry in self._trash.iterdir():
+            shutil.rmtree(entry, ignore_errors=True)
         for unfinished in self._uploads.glob(f"*/{_UNNAMED}*"):
             unfinished.unlink()
         self._room = self._measured()
@@ -177,12 +184,27 @@ class Staging:
 
     def forget_cuts(self) -> None:
         """Remove the committed cuts, because another id has opened."""
-        _empty(self._cuts)
+        self._empty(self._cuts)
 
     def forget_uploads(self) -> None:
         """Remove the uploads, because a restore has ended."""
-        _empty(self._uploads)
+        self._empty(self._uploads)
         self._room = self._measured()  # What is under way still gives back to the one before.
+
+    def _empty(self, directory: Path) -> None:
+        """Move away what can be moved, and remove it on a thread: large files take long, and a gate waits for this.
+
+        The rest goes the next time, for no phase and no gate may hang on it.
+        """
+        gone: list[Path] = []
+        try:
+            for entry in list(directory.iterdir()):
+                entry.rename(aside := self._trash / f"{next(self._removed)}")
+                gone.append(aside)
+        except OSError as error:
+            logger.warning("staged files remain for now: %s", error)
+        if gone:
+            threading.Thread(target=_remove, args=(gone,), name="staged files").start()
 
     def _measured(self) -> Room:
         room = Room(self._limits.max_artifacts, self._limits.max_artifacts_bytes)
@@ -207,15 +229,9 @@ def _appear(path: Path, target: Path) -> None:
         rename_noreplace(path, target)
 
 
-def _empty(directory: Path) -> None:
-    """Remove what can be removed; the rest goes the next time, for no phase and no gate may hang on it."""
-    try:
-        entries = list(directory.iterdir())
-    except OSError as error:
-        logger.warning("staged files remain for now: %s", error)
-        return
-    for entry in entries:
-        shutil.rmtree(entry, ignore_errors=True)
+def _remove(directories: Iterable[Path]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _same(first: Path, second: Path) -> bool:
