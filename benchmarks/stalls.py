@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ from rich.table import Table
 from benchmarks.gym import Caller
 
 TARGET_MS = 20.0
+FEW = 20
+"""One rollout of so many does not finish: what the log holds is then mostly dead, and a commit compacts it."""
 TARGET_MEMORY = 2.5
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") / 1024
 
@@ -87,6 +90,7 @@ class Laden:
     def __init__(self, url: str, pid: int, directory: Path, size: Size) -> None:
         self.caller = Caller(url)
         self.url = url
+        self.pid = pid
         self.size = size
         self.memory = Memory(pid)
         self.snapshots = directory / "snapshots"
@@ -280,11 +284,18 @@ def story(gym: Laden) -> dict[str, Any]:
         gym.ask("/checkpoint/restore", body)
     gym.end("resume", body["checkpoint_id"])
     gym.until(lambda told: told["waiting"] >= size.rollouts - 1)
-    with gym.row("half of them finish", 1.0):
-        gym.bench(finish=size.rollouts // 2)
-        gym.until(lambda told: told["waiting"] <= size.rollouts - size.rollouts // 2 + 1)
+    left = size.rollouts // FEW
+    with gym.row("most of them finish", 1.0):
+        gym.bench(finish=size.rollouts - left)
+        gym.until(lambda told: told["waiting"] <= left + 1)
     with gym.row("GET /results, all pages"):
         gym.pages("/results", "results")
+    with gym.row("few live: commits, log compacted", 1.0):
+        for _ in range(2):  # One of them is a full copy, which ends no segment.
+            id = gym.next()
+            gym.prepare(id)
+            gym.commit(id)
+            gym.end("resume", id)
     with gym.row("retire everything", 3.0):
         for first_of in range(0, size.rollouts, 1_000):
             fences = [
@@ -295,10 +306,31 @@ def story(gym: Laden) -> dict[str, Any]:
     return {"empty_mb": empty, "resting_mb": resting}
 
 
+def recovery(directory: Path, size: Size) -> list[dict[str, Any]]:
+    """Kill a Gym that holds everything, and start it again; return the rows of the second life.
+
+    Nobody is served until it listens; then all rollouts go on.
+    """
+    with running(directory, size, log=True) as gym:
+        gym.start()
+        os.kill(gym.pid, signal.SIGKILL)
+    begun = time.perf_counter()
+    with running(directory, size, log=True) as gym:
+        up = {
+            "what": "SIGKILL: up again",
+            "ms": (time.perf_counter() - begun) * 1000,
+            "peak_mb": gym.memory.now() / 1024,
+        }
+        with gym.row("SIGKILL: all of them go on", 3.0):
+            gym.bench(go_on=True)
+            gym.until(lambda told: told["waiting"] >= size.rollouts - 1)
+        return [{**up, "wall_ms": 0.0, "own_ms": 0.0, "over": 0}, *gym.rows]
+
+
 @contextmanager
 def running(directory: Path, size: Size, *, log: bool) -> Iterator[Laden]:
     """Run the Gym in a process of its own."""
-    (directory / "snapshots").mkdir(parents=True)
+    (directory / "snapshots").mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.laden", "--directory", str(directory)]
     command += ["--kilobytes", str(size.kilobytes), *(["--log"] if log else [])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -316,9 +348,11 @@ def running(directory: Path, size: Size, *, log: bool) -> Iterator[Laden]:
 
 def measure(size: Size, *, log: bool) -> dict[str, Any]:
     """Run the story once."""
-    with tempfile.TemporaryDirectory() as name, running(Path(name) / "gym", size, log=log) as gym:
-        found = story(gym)
-        return {"size": str(size), "store": "log" if log else "memory", "rows": gym.rows, **found}
+    with tempfile.TemporaryDirectory() as name:
+        with running(Path(name) / "gym", size, log=log) as gym:
+            found = story(gym)
+        rows = gym.rows + (recovery(Path(name) / "killed", size) if log else [])
+        return {"size": str(size), "store": "log" if log else "memory", "rows": rows, **found}
 
 
 def show(console: Console, run: dict[str, Any], size: Size) -> dict[str, Any]:
