@@ -166,7 +166,8 @@ class Captured:
 class Encoded:
     """JSON text in UTF-8 that the author has encoded, without line breaks outside of strings (escape them).
 
-    What the author does not encode is encoded on the event loop, in some five milliseconds per megabyte.
+    What the author does not encode is encoded on the event loop, in one piece: a megabyte takes about two milliseconds
+    as text, ten as small values, twenty-five as floating-point numbers.
     """
 
     text: bytes
