@@ -23,7 +23,8 @@ from reference_gym.participant.errors import (
     TargetExists,
 )
 from reference_gym.participant.gate import MAX_BLOCKERS
-from reference_gym.participant.machine import Answer, Step, Todo, Where
+from reference_gym.participant.machine import Step
+from reference_gym.participant.phases import Answer, Todo, Where
 from reference_gym.participant.reads import Reads
 from reference_gym.participant.records import Cut
 from spec.messages import (

@@ -26,7 +26,8 @@ from reference_gym.participant.fences import Fences
 from reference_gym.participant.gate import Gate, Position
 from reference_gym.participant.journal import Journal, NoJournal
 from reference_gym.participant.log_values import machine_value
-from reference_gym.participant.machine import EndedAs, Machine, Phase, Step, Todo
+from reference_gym.participant.machine import Machine, Step
+from reference_gym.participant.phases import EndedAs, Phase, Todo
 from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
 from reference_gym.participant.registry import Registry, Shared
 from reference_gym.participant.slices import Remains

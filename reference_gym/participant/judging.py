@@ -20,7 +20,7 @@ from reference_gym.participant.errors import (
     StaleIncarnation,
     Unsupported,
 )
-from reference_gym.participant.machine import EndedAs
+from reference_gym.participant.phases import EndedAs
 from reference_gym.participant.registry import Registry
 from spec.wire import CheckpointId, parse_checkpoint_id
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reference_gym.participant.machine import EndedAs, Last, Machine, Open, Phase
+from reference_gym.participant.machine import Machine
+from reference_gym.participant.phases import EndedAs, Last, Open, Phase
 from spec.wire import CheckpointId, ControllerPair, parse_checkpoint_id
 
 

@@ -25,7 +25,8 @@ from reference_gym.participant.jsontext import NotJson, decode
 from reference_gym.participant.log import LogFile, Recovered, boot_id
 from reference_gym.participant.log_state import Life
 from reference_gym.participant.log_values import machine_of
-from reference_gym.participant.machine import Machine, Phase, Step
+from reference_gym.participant.machine import Machine, Step
+from reference_gym.participant.phases import Phase
 from reference_gym.participant.records import Record
 from reference_gym.participant.result import Finished
 from reference_gym.participant.state import CannotContinue, Part, Restored

@@ -29,7 +29,8 @@ from reference_gym.participant.errors import (
 )
 from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.gate import MAX_BLOCKERS
-from reference_gym.participant.machine import Answer, EndedAs, Phase, Step, Where
+from reference_gym.participant.machine import Step
+from reference_gym.participant.phases import Answer, EndedAs, Phase, Where
 from reference_gym.participant.restorer import Restorer
 from reference_gym.participant.restoring import compared, require_above_fences
 from reference_gym.participant.result import Receipt

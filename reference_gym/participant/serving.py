@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from reference_gym.participant.connections import Connections, within_descriptors
-from reference_gym.participant.machine import EndedAs, Phase
+from reference_gym.participant.phases import EndedAs, Phase
 from reference_gym.participant.service import Participant
 
 KEPT = 0.8
