@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-LIMITS_S = {"pause": 120, "log": 150, "stalls": 600}
+LIMITS_S = {"pause": 120, "log": 150, "stalls": 630}
 
 
 def main() -> int:
