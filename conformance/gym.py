@@ -63,9 +63,11 @@ class Gym:
         return cls(wire, list(found.values()))
 
     def refresh(self) -> None:
-        """Ask every participant for its capabilities again."""
+        """Ask every participant for its capabilities again; one that refuses keeps those that it has told before."""
         for participant in self.participants:
-            participant.capabilities = participant.get_capabilities().json
+            reply = participant.get_capabilities()
+            if reply.ok:
+                participant.capabilities = reply.json
 
     def owner(self, what: str) -> Participant | None:
         """Return the participant that owns `rollouts`, `sessions` or `ledger`, or None."""

@@ -17,6 +17,8 @@ from conformance.wire import Fault, Reply
 from spec import wire as names
 
 COMMON = ("conformance",)
+LONG_LEASE_MS = 2_000
+"""What a check waits for at most: sessions with a longer shortest lease are not asked."""
 FAILING = script(add(1), [add(2), world("breaks"), add(3)], "done")
 
 
@@ -185,6 +187,14 @@ def a_closed_gate_answers_repeats_and_holds_the_rest(case: Case) -> None:
     held = case.wire.background(lambda: probe(case, rollout, 2))
     case.stays(lambda: not (held.done() and held.result().ok), "it does not run", "CKPT-GATE-009")
     case.accepted(case.controller.abort(case.sessions, open_id), "abort")
+    lease_ms = case.sessions.limit("min_lease_ms")
+    if lease_ms <= case.patience.ms(LONG_LEASE_MS):
+        held.result()
+        prepared_at(case, case.sessions, lease_ms=lease_ms)
+        ended = case.wire.background(lambda: probe(case, rollout, 3))
+        case.step(f"probe another one, and let the lease of {lease_ms} ms end")
+        case.until(lambda: case.sessions.status()["gate"] == "open", "the lease ends", "CKPT-EFFECT-013")
+        case.until(ended.done, "the held effect is answered once the lease has ended", "CKPT-EFFECT-013", within_s=2.0)
     reply = held.result()
     if reply.ok:
         case.leave_out("it holds effects at its closed gate", "CKPT-EFFECT-014", "CKPT-EFFECT-015")

@@ -116,9 +116,11 @@ def a_lower_controller_is_refused(case: Case) -> None:
     pair = {"id": high.controller_id, "epoch": high.epoch}
     case.equal(pair, case.p.status()["controller"], "the higher pair is adopted", "CKPT-CTRL-002")
     with case.unchanged("CKPT-CTRL-008", "CKPT-ID-037"):
-        for lower in (low, middle):
+        earlier = Controller(high.controller_id, low.epoch)  # An earlier life of the adopted one.
+        for lower in (low, middle, earlier):
             for reply in (lower.abort(case.p, f"{lower.epoch}-7"), lower.retire(case.p, {case.new_id(): 0})):
-                case.refused(reply, "stale_controller", f"{lower.controller_id} is lower", "CKPT-CTRL-005")
+                what = f"{reply.exchange.operation} of {lower.controller_id} in epoch {lower.epoch}, which is lower"
+                case.refused(reply, "stale_controller", what, "CKPT-CTRL-005", "CKPT-CTRL-008")
                 case.equal(pair, reply.json.get("controller"), "the adopted pair is named", "CKPT-CTRL-006")
 
 

@@ -49,6 +49,7 @@ CLOCK_SLACK_MS = 60
     "CKPT-CKID-018",
     "CKPT-PHASE-003",
     "CKPT-PHASE-016",
+    "CKPT-SEC-024",
     "CKPT-STATUS-003",
     "CKPT-STATUS-008",
     "CKPT-STATUS-010",
@@ -70,6 +71,7 @@ def a_snapshot_from_prepare_to_resume(case: Case) -> None:
     status = p.status()
     case.equal(("prepared", "closed", open_id, False), _where(status), "prepared", "CKPT-PREP-001", "CKPT-STATUS-010")
     case.equal(open_id, status["checkpoint_id"], "the open id", "CKPT-STATUS-003")
+    case.equal(False, status["draining"], "draining, while the gate is closed", "CKPT-SEC-024")
     again = case.accepted(c.prepare(p, open_id), "prepare again", "CKPT-PREP-003")
     said = (again["phase"], again["ready"], again["blocker_count"], again["progress"])
     keys = ("CKPT-PHASE-016", "CKPT-PREP-004", "CKPT-PREP-007", "CKPT-PREP-013")
@@ -178,7 +180,7 @@ def a_lease_ends_by_itself(case: Case) -> None:
     lower = Controller("aaa", max(1, case.controller.epoch - 1))
     knocking: dict[str, Callable[[Participant], object]] = {
         "CKPT-LEASE-005": lambda p: (lower.abort(p, f"{lower.epoch}-0"), case.controller.adopt(p)),
-        "CKPT-LEASE-006": lambda p: None,
+        "CKPT-LEASE-006": _read_everything,
         "CKPT-LEASE-007": lambda p: case.controller.retire(p, {}),
     }
     for phase, ended_as, key, knocks in (
@@ -212,9 +214,18 @@ def a_lease_ends_by_itself(case: Case) -> None:
 
 KNOCKS = {
     "CKPT-LEASE-005": "send calls that are refused: of a lower controller, and with a lower id",
-    "CKPT-LEASE-006": "send nothing else",
+    "CKPT-LEASE-006": "read everything else that can be read",
     "CKPT-LEASE-007": "send an empty retire, which names no checkpoint",
 }
+
+
+def _read_everything(p: Participant) -> None:
+    """Send every GET; what it answers is judged elsewhere."""
+    p.get_capabilities()
+    if p.owns("rollouts"):
+        p.get_rollouts()
+        p.get_rollout("nobody")
+        p.get_results()
 
 
 def _await_lease_end(
@@ -373,6 +384,15 @@ def _until_phase(case: Case, p: Participant, phase: str, *requirements: str) -> 
     case.until(lambda: p.status()["phase"] == phase, f"{p.name} reaches {phase}", *requirements)
 
 
+def _reads_are_answered(case: Case, p: Participant, phase: str, rollout_id: str | None = None) -> None:
+    """Judge that capabilities, listing and, if there is one, a single rollout can be read in this phase."""
+    reads = {"capabilities": p.get_capabilities(), "listing": p.get_rollouts()}
+    if rollout_id is not None:
+        reads["rollout"] = p.get_rollout(rollout_id)
+    for what, reply in reads.items():
+        case.accepted(reply, f"GET of the {what} while {phase}", "CKPT-PHASE-007")
+
+
 @check(
     "CKPT-ACK-013",
     "CKPT-FEED-012",
@@ -387,18 +407,22 @@ def _until_phase(case: Case, p: Participant, phase: str, *requirements: str) -> 
     "CKPT-COMMIT-048",
     profile="checkpoint",
     features=COMMON,
+    world=True,
     storage=True,
 )
 def acks_and_retire_work_in_every_phase(case: Case) -> None:
     """The feed is served, ACKs are carried out and retire is accepted while prepared, committed and restored."""
     a = case.agent
     finished = [case.finished(script("done"))[1]["receipt"] for _ in range(2)]
+    case.world.fail(kind="verify", rollout_id=(failing := case.new_id("failing")))
+    case.failure(case.start(script("done"), rollout_id=failing, verify_in_world=True))
     live = [case.start_at(1) for _ in range(2)]
     gone = list(live)
     open_id = prepared_at(case, a)
     for phase in ("prepared", "committed"):
         case.equal(phase, a.status()["phase"], "the phase", "CKPT-PHASE-007")
         receipt, rollout = finished.pop(), live.pop()
+        _reads_are_answered(case, a, phase, rollout.rollout_id)
         case.true(receipt["rollout_id"] in a.results(), "the feed is served", "CKPT-FEED-012")
         case.equal(["released"], case.ack(receipt), f"an ACK while {phase}", "CKPT-ACK-013")
         through = {rollout.rollout_id: rollout.attempt}
@@ -418,6 +442,13 @@ def acks_and_retire_work_in_every_phase(case: Case) -> None:
     case.accepted(case.controller.resume(a, open_id), "resume")
     for rollout in gone:
         case.until_state(rollout, "retired", requirements=("CKPT-RETIRE-015",))
+    restore_id = restored_at(case, a)
+    _reads_are_answered(case, a, "restored")
+    case.accepted(a.get_results(), "the feed while restored", "CKPT-FEED-012")
+    case.equal(["unknown"], case.ack(receipt), "an ACK while restored, of what the reset has dropped", "CKPT-ACK-013")
+    fenced = case.controller.retire(a, {case.new_id(): 0})
+    case.accepted(fenced, "a retire while restored", "CKPT-RETIRE-014")
+    case.accepted(case.controller.resume(a, restore_id), "resume")
 
 
 @check("CKPT-COMMIT-042", "CKPT-COMMIT-043", profile="checkpoint", each="participant", shared_dir=True)

@@ -42,6 +42,7 @@ def _effect_owners(case: Case) -> list[Participant]:
     "CKPT-PREP-009",
     "CKPT-PREP-010",
     "CKPT-PREP-011",
+    "CKPT-PREP-013",
     "CKPT-PREP-014",
     "CKPT-PREP-002",
     "CKPT-TIME-002",
@@ -90,8 +91,18 @@ def commit_while_preparing(case: Case) -> None:
         again = case.accepted(case.controller.prepare(p, open_id), "the same prepare again", "CKPT-REPEAT-001")
         what = "the same prepare again waits, and is ready once the effect has ended"
         case.equal(True, again["ready"], what, "CKPT-PREP-002", "CKPT-REPEAT-001")
+        _progress_is_told(case, p, open_id)
         case.accepted(case.controller.abort(p, open_id), "abort")
         case.body(rollout)
+
+
+def _progress_is_told(case: Case, p: Participant, open_id: str) -> None:
+    """Judge `progress` of a prepare that is answered at once; a ledger may record rows meanwhile (CKPT-ENV-020)."""
+    before = p.status()["progress"]
+    told = case.accepted(case.controller.prepare(p, open_id), "prepare of a prepared id")["progress"]
+    after = p.status()["progress"]
+    got = f"{told}; status said {before} before, and {after} after it"
+    case.true(before <= told <= after, "progress of prepare is that of the status", "CKPT-PREP-013", got=got)
 
 
 def _blocker(case: Case, blockers: list[Json], key: tuple[str, int], kind: str, *requirements: str) -> Json:

@@ -8,7 +8,7 @@ from conformance.checks.discovery import counts_add_up
 from conformance.controller import Json
 from conformance.errors import NotOffered
 from conformance.registry import check
-from conformance.script import add, script
+from conformance.script import add, script, world
 
 COMMON = ("conformance",)
 SHORT = script(add(1), "done")
@@ -122,6 +122,7 @@ def repeated_starts(case: Case) -> None:
     "CKPT-ROLL-046",
     "CKPT-ROLL-047",
     "CKPT-STATUS-019",
+    "CKPT-STATUS-021",
     "CKPT-RETIRE-009",
     "CKPT-CONF-029",
     features=COMMON,
@@ -159,9 +160,12 @@ def a_failure_is_no_end(case: Case) -> None:
     case.equal(["unknown"], case.ack(entry["receipt"]), "once a higher attempt is started", "CKPT-ACK-032")
     case.body(again, "CKPT-ACK-010")
     third, _ = fail(case.new_id())
+    retired = case.agent.status()["counts"]["retired"]
     reply = case.accepted(case.controller.retire(case.agent, {third.rollout_id: 0}), "retire")
     case.equal("retired", reply["outcomes"][0]["outcome"], "an unreleased failure is removed", "CKPT-RETIRE-009")
     case.true(third.rollout_id not in case.agent.results(), "and served no more", "CKPT-RETIRE-009")
+    now = case.agent.status()["counts"]["retired"]
+    case.equal(retired + 1, now, "a retired failure is counted as retired", "CKPT-STATUS-021")
 
 
 @check("CKPT-ROLL-026", "CKPT-REPEAT-014", features=COMMON)
@@ -257,9 +261,11 @@ def retire_fences_stops_and_frees(case: Case) -> None:
     case.body(late, "CKPT-RETIRE-001")
 
 
-@check("CKPT-INV-001", "CKPT-STATUS-014", "CKPT-STATUS-015", features=COMMON)
+@check("CKPT-INV-001", "CKPT-STATUS-014", "CKPT-STATUS-015", features=COMMON, world=True)
 def counts_add_up_at_every_moment(case: Case) -> None:
     """I1: in every status while rollouts start, finish, are ACKed and retired, the counts add up."""
+    case.world.fail("breaks", rollout_id=(broken := case.new_id("broken")))
+    case.until_state(case.start(script([world("breaks")], "done"), rollout_id=broken), "restart", "failed")
     before = case.agent.status()["counts"]["admitted"]
     rollouts = [case.start(SHORT) for _ in range(6)]
     statuses = [case.agent.status()]

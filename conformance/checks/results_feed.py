@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -20,6 +21,9 @@ from conformance.wire import Fault
 from spec import wire as names
 
 COMMON = ("conformance",)
+AT_ONCE_MS = 350
+READING_S = 0.2
+"""How long a reader waits already when its result comes."""
 
 
 @check(
@@ -147,6 +151,7 @@ def the_feed_serves_until_the_ack(case: Case) -> None:
         case.agent.call("getResults", fault=Fault.lost_reply())
     case.true(mine <= set(case.agent.results()), "all come again", "CKPT-FEED-001", "CKPT-FEED-002")
     first = case.agent.get_results(limit=2)
+    case.true(len(first["results"]) <= 2, "a page keeps its limit", "CKPT-ROLL-056", got=len(first["results"]))
     case.true(first["more"], "a page of two has more behind it", "CKPT-FEED-011", got=first.brief)
     seen, after, feeds = set[str](), first["next"], {first["feed"]}
     seen.update(row["receipt"]["rollout_id"] for row in first["results"])
@@ -193,6 +198,27 @@ def a_waiting_read_returns_with_the_result(case: Case) -> None:
     reply = case.accepted(waiting.result(), "the last reader", "CKPT-FEED-009")
     found = [row["receipt"]["rollout_id"] for row in reply["results"]]
     case.true(rollout.rollout_id in found, "it gets the result", "CKPT-FEED-009", got=found)
+    late = sorted(_served_after(case) for _ in range(3))[1]
+    what = f"a read that waits gets a result within {AT_ONCE_MS} ms of its being there (the median of three)"
+    case.true(late < case.patience.ms(AT_ONCE_MS), what, "CKPT-FEED-009", got=f"{late:.0f} ms")
+
+
+def _served_after(case: Case) -> float:
+    """Return how long after a rollout has ended a read that waits for its result is answered, in milliseconds."""
+    rollout, after = case.start_at(0, script("done")), None
+    while (page := case.agent.get_results(after=after))["more"]:
+        after = page["next"]
+
+    def served() -> float:
+        case.agent.get_results(after=page["next"], wait_ms=8000)
+        return time.monotonic()
+
+    waiting = case.wire.background(served)
+    case.patience.pause(READING_S)
+    case.release(rollout)
+    case.until_state(rollout, "finished")
+    ended = time.monotonic()
+    return (waiting.result() - ended) * 1000
 
 
 def _impatient(case: Case, after: str) -> None:

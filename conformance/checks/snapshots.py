@@ -110,7 +110,9 @@ def acid_test_through_two_cycles(case: Case) -> None:
 @check(
     "CKPT-ENV-006",
     "CKPT-ENV-027",
+    "CKPT-ID-009",
     "CKPT-RESTORE-044",
+    "CKPT-RESULT-003",
     "CKPT-INV-002",
     "CKPT-COMMIT-043",
     profile="turn-recovery",
@@ -134,6 +136,10 @@ def acid_test_twice_from_one_snapshot(case: Case) -> None:
     hold.release()
     body = case.body(rollout, "CKPT-RESTORE-044")
     case.equal(expected, body, "restored twice = uninterrupted", "CKPT-ENV-006", "CKPT-ENV-027")
+    finished = case.result(rollout)["receipt"]["attempt"]
+    case.equal(rollout.attempt, finished, "the attempt of the receipt", "CKPT-RESULT-003")
+    calls = case.witness.asked(rollout.rollout_id, attempt=rollout.attempt)
+    case.true(calls, f"policy calls with Gym-Attempt {rollout.attempt}, as it was restored", "CKPT-ID-009", got=calls)
     judge_kept_turns(case, rollout, 3, again=2)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from conformance.case import Case
@@ -74,7 +75,8 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
     live = [case.start_at(n, script([add(1), refuse()], add(2), "done"), rollout_id=ids[n - 1]) for n in (1, 2)]
     done, entry = case.finished()
     checkpoint_id = case.controller.next_id()
-    prepare_everywhere(case, checkpoint_id)
+    run_id = f"run.{case.prefix}a"
+    prepare_everywhere(case, checkpoint_id, run_id=run_id)
     done_by = commit_everywhere(case, checkpoint_id)
     replies = {name: reply for name, (_, _, reply) in done_by.items()}
     parts = {p.name: read_part(case, p, checkpoint_id, *done_by[p.name]) for p in case.gym.participants}
@@ -84,7 +86,7 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
         part = cut.parts[p.name]
         manifest = part.manifest_json()
         case.equal([], schema_faults(case, "participant-manifest", manifest), "what does not fit", "CKPT-DIR-035")
-        case.equal("conformance", manifest["run_id"], "the run of prepare", "CKPT-DIR-005")
+        case.equal(run_id, manifest["run_id"], "the run_id that this prepare gave", "CKPT-DIR-005")
         case.equal(checkpoint_id, manifest["checkpoint_id"], "the checkpoint", "CKPT-DIR-026")
         case.equal(p.name, manifest["participant"], "the participant", "CKPT-DIR-027")
         state = {key: p.capabilities["state_schema"][key] for key in ("id", "version")}
@@ -172,8 +174,9 @@ def a_retired_attempt_is_not_in_the_cut(case: Case) -> None:
     open_id = case.controller.next_id()
     prepare_everywhere(case, open_id)
     done_by = commit_everywhere(case, open_id)
+    case.next_attempt(after.rollout_id)
     for p in case.gym.participants:
-        case.controller.retire(p, {after.rollout_id: 0})
+        case.controller.retire(p, {after.rollout_id: 1})
     parts = {p.name: read_part(case, p, open_id, *done_by[p.name]) for p in case.gym.participants}
     cut = Cut(open_id, parts, {})
     resume_everywhere(case, open_id)
@@ -185,10 +188,15 @@ def a_retired_attempt_is_not_in_the_cut(case: Case) -> None:
         case.leave_out("no rollout continues without turn-recovery", "CKPT-RETIRE-017")
         return
     lists = plan(case, cut, only=[after.rollout_id])
+    fenced = replace(
+        lists, rollouts={name: [{**row, "next_attempt": 1} for row in rows] for name, rows in lists.rollouts.items()}
+    )
+    reply = restore_at(case, case.agent, cut, fenced, case.controller.next_id())
+    case.refused(reply, "stale_attempt", "a restore as an attempt that was retired after the cut", "CKPT-RETIRE-017")
     reply = restore_at(case, case.agent, cut, lists, case.controller.next_id())
     case.accepted(reply, "a restore continues it as a higher attempt")
     listed = case.agent.rollouts().get(after.rollout_id, {})
-    case.equal(1, listed.get("attempt"), "the retired attempt does not come back", "CKPT-RETIRE-017")
+    case.equal(2, listed.get("attempt"), "the retired attempt does not come back", "CKPT-RETIRE-017")
 
 
 @check(

@@ -250,6 +250,7 @@ def a_restore_takes_a_higher_attempt(case: Case) -> None:
     "CKPT-RESTORE-019",
     "CKPT-RESTORE-059",
     "CKPT-ABORT-012",
+    "CKPT-STATUS-021",
     "CKPT-ID-024",
     "CKPT-ID-025",
     profile="checkpoint",
@@ -265,6 +266,7 @@ def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
     incarnations = [p.capabilities["incarnation"] for p in case.gym.participants]
     case.release(rollout)
     restored = restore_cut(case, cut, resume=False)
+    counted = case.agent.status()["counts"]
     attempt = restored.next_attempts.get(rollout.rollout_id)
     if attempt is None:
         left = ("CKPT-RESTORE-032", "CKPT-RESTORE-059", "CKPT-ABORT-008")
@@ -283,7 +285,10 @@ def an_aborted_restore_leaves_nothing_and_fences(case: Case) -> None:
         case.equal("aborted", reply["ended_as"], "it ended", "CKPT-ABORT-007")
     now = [p.get_capabilities()["incarnation"] for p in case.gym.participants]
     case.equal(incarnations, now, "the incarnations", "CKPT-ID-025", "CKPT-ID-024")
-    case.equal(0, case.agent.status()["counts"]["live"], "nothing is left", "CKPT-ABORT-007")
+    counts = case.agent.status()["counts"]
+    case.equal(0, counts["live"], "nothing is left", "CKPT-ABORT-007")
+    discarded = counted["live"] + counted["finished_unreleased"] + counted["failed_unreleased"]
+    case.equal(discarded, counts["retired"] - counted["retired"], "what was discarded is retired", "CKPT-STATUS-021")
     if attempt is not None:
         outcome = case.outcome({**rollout.item, "attempt": attempt})
         case.equal("stale_attempt", outcome["outcome"], "the restored attempt is fenced", "CKPT-ABORT-008")

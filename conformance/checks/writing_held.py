@@ -86,6 +86,7 @@ def _listing(directory: Path) -> list[tuple[str, int]]:
 
 @check(
     "CKPT-LEASE-010",
+    "CKPT-RENEW-003",
     "CKPT-COMMIT-025",
     "CKPT-RESUME-004",
     profile="checkpoint",
@@ -103,6 +104,9 @@ def a_lease_ends_with_the_pause(case: Case) -> None:
         resumed = case.accepted(c.resume(p, open_id), "resume")
         said = (resumed["phase"], resumed["ended_as"])
         case.equal(("committing", None), said, "what resume says while the cut is written", "CKPT-RESUME-004")
+        renewed = case.accepted(c.renew(p, open_id, lease_ms=lease_ms), "a renew after the resume")
+        left = renewed["lease_remaining_ms"]
+        case.equal(None, left, "the lease that is left once the gate is open", "CKPT-RENEW-003")
         case.step(f"let the lease of {lease_ms} ms pass twice")
         still = lambda: p.status()["checkpoint_id"] == open_id  # noqa: E731 - a condition with a name
         seconds = 2 * lease_ms / 1000 / case.patience.scale
@@ -185,6 +189,9 @@ def a_target_without_space(case: Case) -> None:
         status = p.status()
         case.equal(("prepared", True), (status["phase"], status["captured"]), "kept", "CKPT-COMMIT-026")
         case.true(not (directory / MANIFEST).exists(), "nothing is published", "CKPT-ERR-031", got="a manifest")
+    elsewhere, _ = target_for(case, p, f"{open_id}-other")
+    other = c.commit(p, open_id, elsewhere)
+    case.refused(other, "argument_conflict", "a commit to another target, after the failure", "CKPT-REPEAT-018")
     case.step("now there is space: commit again")
     again = case.accepted(c.commit(p, open_id, target), "the same commit", "CKPT-REPEAT-018")
     case.equal(True, again["durable"], "it is durable", "CKPT-REPEAT-018")
