@@ -78,7 +78,7 @@ async def preview(settings: RunSettings, transport: httpx.AsyncBaseTransport | N
 
 async def _preview(settings: RunSettings, parts: Parts) -> Preview:
     recovery, restorer, living, ledger = parts.recovery, parts.restorer, parts.living, parts.ledger
-    away = await recovery.discover_all()
+    away = await recovery.office.discover_all()
     point = choose_point(ledger, parts.store, trainer_survives=settings.trainer.survives)
     gyms: dict[str, str] = dict.fromkeys(away, "away")
     refused = list(point.refused)

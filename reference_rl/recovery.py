@@ -9,38 +9,32 @@ ledger → resume. What is left is started by the dispatcher; token rows that no
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from reference_rl import epochs, failpoints, queries, transitions
+from reference_rl import failpoints, queries, transitions
 from reference_rl.columns import Switches
-from reference_rl.control import Tenure, abort_everywhere
+from reference_rl.control import Tenure
 from reference_rl.dataplane import DataPlane, import_rows
 from reference_rl.deployment import Deployment
-from reference_rl.errors import GymError, Incompatible, RecoveryFailed, RlError, SnapshotDamaged, Superseded
+from reference_rl.errors import GymError, RecoveryFailed
 from reference_rl.events import Events
 from reference_rl.ledger import Ledger
 from reference_rl.living import Fated, GymReport, Living
+from reference_rl.office import Office
 from reference_rl.records import Reservation, RolloutRow
 from reference_rl.restart_point import Meeting, RestartPoint, Rollback, choose_point, plan_rollback, rollouts_to_redo
 from reference_rl.restore_plan import RestorePlan
 from reference_rl.restorer import Restorer, RestoreWish
-from reference_rl.rows import rows_of_cut, rows_of_live, rows_of_results
 from reference_rl.settings import RecoverySettings
 from reference_rl.snapshots import ROWS_FILE, Snapshot, SnapshotStore
-
-CLAIMS: Final = 3
-"""How often an epoch is picked again when a higher controller refused the first call."""
+from reference_rl.unreferenced import delete_unreferenced
 
 AGAIN_S: Final = 5.0
 """How long a Gym that was just found may be away again while snapshots wait for its recovery, in seconds."""
 
 REDONE: Final = "its group is redone"
-
-RETRY_S: Final = 0.2
-"""How long a Gym that could not be reached is left alone, in seconds."""
 
 
 @dataclass
@@ -64,7 +58,7 @@ class Recovery:
     """Runs the restart sequence for a run's Gyms.
 
     Args:
-        tenure: the controller's tenure; its claim is made here.
+        tenure: the controller's tenure.
         gyms: the Gyms of the run.
         ledger: the run's ledger.
         store: the snapshots.
@@ -104,7 +98,7 @@ class Recovery:
         self._switches = switches
         self._events = events
         self._environments = environments
-        self._discovered: dict[str, dict[str, str]] = {}
+        self.office = Office(tenure, gyms, ledger, store, settings.reach_s, switches, events, environments)
 
     async def start(self, *, trainer_survives: bool) -> RestartReport:
         """Bring the run to the point where rollouts can be dispatched.
@@ -118,13 +112,13 @@ class Recovery:
             RecoveryFailed: a Gym did not come back within its limit.
             Superseded: a higher controller has taken over.
         """
-        present, fresh = await self._take_office()
+        present, fresh = await self.office.take()
         failpoints.hit("restart.claimed")
         # From here on nobody else publishes in this run directory: what is listed now is what there is.
         self._store.sweep()
         await asyncio.to_thread(self._store.empty_trash)
         point = await asyncio.to_thread(choose_point, self._ledger, self._store, trainer_survives=trainer_survives)
-        await self._become_known(present)
+        await self.office.become_known(present)
         failpoints.hit("restart.known")
         report = RestartReport(point)
         adopted = [gym for gym in present if self.adoptable(gym, point)]
@@ -147,28 +141,8 @@ class Recovery:
                 self._events.emit("gym_away", gym=gym.alias, reason=str(error))
                 continue
             await self._ledger.do(transitions.record_incarnations, gym.alias, gym.incarnations())
-        await self.delete_unreferenced_rows()
+        await delete_unreferenced(self._ledger, self._store, self._plane)
         return report
-
-    async def _take_office(self) -> tuple[list[Deployment], set[str]]:
-        """Discover every Gym and claim an epoch above theirs; whatever dies meanwhile is discovered again.
-
-        Returns:
-            The Gyms that are there, and the aliases of those that nobody has used yet.
-        """
-        end = time.monotonic() + self._settings.reach_s
-        while True:
-            away = await self.discover_all()
-            present = [gym for gym in self._gyms if gym.alias not in away]
-            try:
-                fresh = await self._fresh(present)
-                await self._claim(present)
-            except GymError as error:
-                if time.monotonic() >= end or not error.retryable:
-                    raise
-                await asyncio.sleep(RETRY_S)
-                continue
-            return present, fresh
 
     async def wait_for(self, gym: Deployment) -> None:
         """Return when a Gym that was lost can be reached again; nothing of it is taken for known by that.
@@ -179,7 +153,7 @@ class Recovery:
             RecoveryFailed: it did not come back within its limit.
         """
         known = self._ledger.read(queries.incarnations, gym.alias)
-        await self._reached(gym, lambda: gym.find(known), self._settings.reach_s)
+        await self.office.reached(gym, lambda: gym.find(known), self._settings.reach_s)
 
     async def recover_gym(self, gym: Deployment) -> GymReport:
         """Bring one Gym back that died, wholly or in part, while RL lives; RL does not roll back.
@@ -192,9 +166,9 @@ class Recovery:
         Requirements: CKPT-RESTART-050…054, CKPT-RESTART-062.
         """
         known = self._ledger.read(queries.incarnations, gym.alias)
-        await self._reach(gym, known, min(self._settings.reach_s, AGAIN_S))
+        await self.office.reach(gym, known, min(self._settings.reach_s, AGAIN_S))
         gym.check(self._switches, self._environments.get(gym.alias, ()))
-        await self._adopt_controller([gym])
+        await self.office.make_known([gym])
         if known == gym.incarnations() and not self._ledger.read(queries.restore_is_open, gym.alias):
             return await self._living.adopt(gym)
         await self._living.read_feed(gym)
@@ -203,115 +177,6 @@ class Recovery:
         return await self._start_over(gym)
 
     # --- steps ------------------------------------------------------------------------------------------------
-
-    async def discover_all(self) -> set[str]:
-        """Find every Gym within the limit; return the optional ones that are away."""
-        away: set[str] = set()
-
-        async def one(gym: Deployment) -> None:
-            known = self._ledger.read(queries.incarnations, gym.alias)
-            try:
-                await self._reach(gym, known)
-                gym.check(self._switches, self._environments.get(gym.alias, ()))
-            except (RecoveryFailed, Incompatible) as error:
-                if not gym.optional:
-                    raise
-                away.add(gym.alias)
-                self._events.emit("gym_away", gym=gym.alias, reason=str(error))
-
-        await asyncio.gather(*(one(gym) for gym in self._gyms))
-        return away
-
-    async def _reach(self, gym: Deployment, required: Mapping[str, str], limit_s: float | None = None) -> None:
-        await self._reached(gym, lambda: gym.discover(required), limit_s or self._settings.reach_s)
-        found = {p.name: p.incarnation for p in gym.participants}
-        if self._discovered.get(gym.alias) != found:
-            self._discovered[gym.alias] = found
-            self._events.emit("discovered", gym=gym.alias, participants=found)
-
-    async def _reached(self, gym: Deployment, look: Callable[[], Awaitable[object]], limit_s: float) -> None:
-        end = time.monotonic() + limit_s
-        while True:
-            try:
-                await look()
-            except (Superseded, Incompatible):
-                raise
-            except (RlError, OSError, ValueError, KeyError) as error:
-                if time.monotonic() >= end:
-                    participant = getattr(error, "participant", None)
-                    raise RecoveryFailed(gym.alias, f"it cannot be reached: {error}", participant) from error
-                await asyncio.sleep(RETRY_S)
-                continue
-            return
-
-    async def _fresh(self, gyms: Sequence[Deployment]) -> set[str]:
-        """Return the Gyms that never heard of a controller and that the ledger never used: nothing to reset there."""
-        found = set()
-        for gym in gyms:
-            statuses = [await participant.client.status() for participant in gym.participants]
-            if all(status.fresh for status in statuses) and not self._ledger.read(queries.incarnations, gym.alias):
-                found.add(gym.alias)
-        return found
-
-    async def _claim(self, gyms: Sequence[Deployment]) -> None:
-        """Claim an epoch above every known one, durably, before anything is sent under it."""
-        seen = max(self._ledger.read(queries.highest_epoch), await self._highest_epoch(gyms))
-        directory, name = self._store.root.parent, self._tenure.controller.id
-        self._tenure.take_office(await asyncio.to_thread(epochs.claim, directory, name, seen))
-
-    async def _become_known(self, gyms: Sequence[Deployment]) -> None:
-        """Abort ``<epoch>-0`` everywhere; pick another epoch when a higher controller refuses it, at most 3 times.
-
-        Raises:
-            Superseded: refused after the last pick.
-
-        Requirements: CKPT-CTRL-012, CKPT-CTRL-014…016.
-        """
-        picks_left = CLAIMS
-        end = time.monotonic() + self._settings.reach_s
-        while True:
-            try:
-                await self._adopt_controller(gyms)
-            except Superseded:
-                if not picks_left:
-                    raise
-                picks_left -= 1
-                await self._claim(gyms)
-                continue
-            except RecoveryFailed:
-                # One of them died since it was discovered: another incarnation of it comes, and is told as well.
-                if time.monotonic() >= end:
-                    raise
-                await self._look_again(gyms)
-                continue
-            self._events.emit("in_office", epoch=self._tenure.epoch, controller=self._tenure.controller.id)
-            return
-
-    async def _look_again(self, gyms: Sequence[Deployment]) -> None:
-        await asyncio.sleep(RETRY_S)
-        for gym in gyms:
-            await self._reach(gym, self._ledger.read(queries.incarnations, gym.alias))
-
-    async def _highest_epoch(self, gyms: Sequence[Deployment]) -> int:
-        highest = 0
-        for gym in gyms:
-            for participant in gym.participants:
-                status = await participant.client.status()
-                highest = max(highest, status.controller.epoch if status.controller else 0)
-        return highest
-
-    async def _adopt_controller(self, gyms: Sequence[Deployment]) -> None:
-        participants = [participant for gym in gyms for participant in gym.participants]
-        outcomes = await abort_everywhere(participants, str(self._tenure.first_id()), 10_000)
-        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        for error in errors:
-            if isinstance(error, Superseded):
-                raise error
-        stale = [e for e in errors if getattr(e, "code", None) == "stale_checkpoint"]
-        # A participant that this controller has used before answers stale_checkpoint to its first id: it knows us.
-        for error in errors:
-            if error not in stale:
-                raise RecoveryFailed(str(getattr(error, "participant", "a participant")), f"abort failed: {error}")
 
     def adoptable(self, gym: Deployment, point: RestartPoint) -> bool:
         """Return whether a Gym may go on as it lives: known incarnations, the ledger's step, no open restore."""
@@ -431,31 +296,6 @@ class Recovery:
                 _fated(row, how, attempts.get(row.rollout_id, row.attempt), "its Gym's state was not saved")
             )
         return report
-
-    async def delete_unreferenced_rows(self) -> int:
-        """Delete the token rows that no saved turn, no result and no live attempt refers to; return how many went.
-
-        Requirements: CKPT-RESTART-034, CKPT-RESTART-035.
-        """
-        listed = await self._plane.list() if self._plane is not None else ()
-        if not listed or self._plane is None:
-            return 0
-        wanted = await asyncio.to_thread(self._referenced, listed)
-        return await self._plane.delete([key for key in listed if key not in wanted])
-
-    def _referenced(self, listed: Sequence[Any]) -> set[Any]:
-        wanted = self._ledger.read(rows_of_results, listed) | self._ledger.read(rows_of_live, listed)
-        for checkpoint_id in self._store.ids():
-            try:
-                snapshot = self._store.read(checkpoint_id)
-                for gym in snapshot.manifest.gyms:
-                    for participant in gym.participants:
-                        if "rollouts" in participant.owns:
-                            index = snapshot.index(gym.alias, participant.name)
-                            wanted |= self._ledger.read(rows_of_cut, index.values(), listed)
-            except SnapshotDamaged:
-                return set(listed)  # what a damaged snapshot refers to is not known: keep everything
-        return wanted
 
 
 def _origin(snapshot: Snapshot | None) -> str:
