@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from reference_rl import failpoints
+from tests.crash_matrix.forks import Forked, ForkServer
 from tests.rl.harness import events_of, until
 
 TOKENS = {
@@ -24,6 +26,9 @@ TOKENS = {
 }
 
 
+RUN = ("reference_rl.cli", "run", "--config", "run.yaml")
+
+
 class Process:
     """A command with its output in a file; ended by its own pid only."""
 
@@ -31,6 +36,11 @@ class Process:
         self.process = process
         self.output = output
         self.pids = [process.pid]
+
+    @property
+    def returncode(self) -> int | None:
+        """Return how it ended, if it has."""
+        return self.process.returncode
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the command itself."""
@@ -99,19 +109,31 @@ async def gym_process(directory: Path, processes: str = "one", **more: Any) -> A
 async def rl_process(directory: Path, **settings: Any) -> AsyncIterator[Process]:
     """Run the RL client in `run/` of the directory."""
     (directory / "run.yaml").write_text(yaml.safe_dump(settings))
-    client = await start(directory, "reference_rl.cli", "run", "--config", "run.yaml")
+    client = await start(directory, *RUN)
     try:
         yield client
     finally:
-        if client.process.returncode is None:
+        if client.returncode is None:
             await client.kill()
 
 
-async def event(directory: Path, name: str, client: Process, *, after: int = 0) -> dict[str, Any]:
+@contextlib.asynccontextmanager
+async def rl_fork(forks: ForkServer, directory: Path, point: str, **settings: Any) -> AsyncIterator[Forked]:
+    """Run the RL client without the price of its imports; it dies at a point, or at none."""
+    (directory / "run.yaml").write_text(yaml.safe_dump(settings))
+    client = await forks.start(directory, *RUN, environment=TOKENS | {failpoints.VARIABLE: point})
+    try:
+        yield client
+    finally:
+        if client.returncode is None:
+            await client.kill()
+
+
+async def event(directory: Path, name: str, client: Process | Forked, *, after: int = 0) -> dict[str, Any]:
     """Wait for an event of a name behind the first ``after`` lines of the event log."""
 
     def seen() -> dict[str, Any] | None:
-        assert client.process.returncode in (None, 0), client.output.read_text()
+        assert client.returncode in (None, 0), client.output.read_text()
         found = [e for e in events_of(directory / "run")[after:] if e["event"] == name]
         return found[0] if found else None
 

@@ -11,8 +11,9 @@ import pytest
 
 from reference_rl import failpoints
 from reference_rl.snapshots import SnapshotStore
+from tests.crash_matrix.forks import Forked, ForkServer
 from tests.rl.harness import events_of, results_of, until
-from tests.rl.processes import Process, event, rl_process
+from tests.rl.processes import event, rl_fork
 from tests.rl.scripted import ScriptedParticipant, serving, three_servers
 from tests.rl.test_public import run_yaml
 
@@ -32,15 +33,7 @@ PAIRS = [
 ]
 
 
-def at(monkeypatch: pytest.MonkeyPatch, name: str | None, nth: int = 1) -> None:
-    """Have the next process die at a point."""
-    if name is None:
-        monkeypatch.delenv(failpoints.VARIABLE)
-    else:
-        monkeypatch.setenv(failpoints.VARIABLE, f"{name}:{nth}")
-
-
-async def under_way(directory: Path, client: Process, servers: tuple[ScriptedParticipant, ...]) -> None:
+async def under_way(directory: Path, client: Forked, servers: tuple[ScriptedParticipant, ...]) -> None:
     """Wait until three rollouts run, let them do 1, 2 and 4 turns, and take a first snapshot."""
     await until(lambda: len(servers[0].runs) == 3, "three rollouts started")
     await event(directory, "dispatched", client)
@@ -50,16 +43,16 @@ async def under_way(directory: Path, client: Process, servers: tuple[ScriptedPar
     await event(directory, "snapshot_published", client)
 
 
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(("while_saving", "while_restarting"), PAIRS)
 async def test_a_kill_between_any_two_steps_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_saving: str, while_restarting: str
+    tmp_path: Path, forks: ForkServer, while_saving: str, while_restarting: str
 ) -> None:
     """C40, N9, N16: killed in a save and in the restart: the newest published is whole, no saved turn is redone."""
     servers = three_servers()
     agent = servers[0]
     async with serving(*servers):
-        at(monkeypatch, while_saving, 2)
-        async with rl_process(tmp_path, **run_yaml(agent.url)) as client:
+        async with rl_fork(forks, tmp_path, f"{while_saving}:2", **run_yaml(agent.url)) as client:
             await under_way(tmp_path, client, servers)
             agent.turn(A)
             client.send(signal.SIGUSR1)
@@ -69,12 +62,10 @@ async def test_a_kill_between_any_two_steps_loses_nothing(
         assert ("1-2" if while_saving == "snapshot.renamed" else "1-1") == str(newest.checkpoint_id)
         for server in servers:
             server.new_life()
-        at(monkeypatch, while_restarting)
-        async with rl_process(tmp_path, **run_yaml(agent.url)) as client:
+        async with rl_fork(forks, tmp_path, while_restarting, **run_yaml(agent.url)) as client:
             assert -signal.SIGKILL == await client.wait()
-        at(monkeypatch, None)
         lines = len(events_of(tmp_path / "run"))
-        async with rl_process(tmp_path, **run_yaml(agent.url)) as client:
+        async with rl_fork(forks, tmp_path, "", **run_yaml(agent.url)) as client:
             restarted = await event(tmp_path, "restarted", client, after=lines)
             saved = {r.rollout_id: r.turns_done for r in newest.index("gym", "agent").values()}
             assert saved == {r["rollout_id"]: r["turns_done"] for r in restarted["rollouts"]}
@@ -85,9 +76,10 @@ async def test_a_kill_between_any_two_steps_loses_nothing(
     assert [0, 1, 2] == [r["sibling"] for r in results_of(tmp_path / "run")]
 
 
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("point", ["start.marked", "start.answered", "result.saved", "result.acked"])
 async def test_a_kill_between_result_and_ack_trains_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    tmp_path: Path, forks: ForkServer, point: str
 ) -> None:
     """C01, C07: killed around a start, a save and an ACK, the Gym alive: each result is trained once and released."""
     servers = three_servers()
@@ -95,14 +87,12 @@ async def test_a_kill_between_result_and_ack_trains_nothing_twice(
     settings: dict[str, Any] = run_yaml(agent.url, trainer={"survives": True})
     async with serving(*servers):
         settings["gyms"] = [{"alias": "gym", "url": agent.url}]
-        at(monkeypatch, point)
-        async with rl_process(tmp_path, **settings) as client:
+        async with rl_fork(forks, tmp_path, point, **settings) as client:
             if point.startswith("result"):
                 await until(lambda: len(agent.runs) == 3, "three rollouts started")
                 agent.finish(A)
             assert -signal.SIGKILL == await client.wait()
-        at(monkeypatch, None)
-        async with rl_process(tmp_path, **settings) as client:
+        async with rl_fork(forks, tmp_path, "", **settings) as client:
             await until(lambda: len({*agent.runs, *agent.released}) == 3, "all three are known")
             for rollout_id, run in list(agent.runs.items()):
                 if run.result is None:
