@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from reference_rl.errors import Incompatible, RecoveryFailed, Superseded
+from reference_rl.sealed import seal, unseal
 from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.forks import ForkServer
 from tests.rl.harness import until
@@ -168,6 +171,43 @@ async def test_a_result_of_newer_weights_runs_again(tmp_path: Path, forks: ForkS
         samples = await ended_well(bench)
         assert [5] == [call.turn for call in policy.calls[calls:] if call.rollout_id == C]
         assert [(A, 0), (B, 1), (C, 1)] == [(row["rollout_id"], row["attempt"]) for row in samples]
+
+
+async def test_the_newest_sound_snapshot_is_used(tmp_path: Path, forks: ForkServer) -> None:
+    """C41, C42, C43: of 1-1, 1-2, 1-9 and 1-10 the two highest are damaged or of another run: 1-2 is restored.
+
+    The report names the file and the run; a draft and the trash are no snapshots, and times of change do not count.
+    """
+    policy = Policy(hold_from={1: 3, 2: 5})
+    async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
+        await bench.start_gym()
+        await bench.start_rl()
+        await under_way(bench)
+        await snapshot(bench)
+        await policy.let({1: 4})
+        await until(lambda: policy.was_asked(B, 4), "B has 3 turns", BOUND_S)
+        await snapshot(bench)
+        await bench.kill({"all"}, "quiet", lose_disk=True)
+        snapshots = bench.run_dir / "snapshots"
+        for name in ("1-9", "1-10", "7-7.tmp", ".trash/8-8"):
+            shutil.copytree(snapshots / "1-2", snapshots / name)
+        for name, run_id in (("1-9", "m"), ("1-10", "other")):
+            manifest = snapshots / name / "manifest.json"
+            content = unseal(manifest.read_bytes()) | {"checkpoint_id": name, "run_id": run_id}
+            manifest.write_bytes(seal(content))
+        index = snapshots / "1-9/gym/gym/agent/rollouts.jsonl"
+        index.unlink()  # whose bytes another snapshot may share
+        index.write_bytes(b"|" + (snapshots / "1-2/gym/gym/agent/rollouts.jsonl").read_bytes()[1:])
+        os.utime(snapshots / "1-1")  # the last one to be changed
+        lines = len(bench.all_events())
+        await bench.bring_back()
+        restarted = await bench.event("restarted", after=lines)
+        assert "1-2" == restarted["snapshot"]
+        assert ("continued", 3) == hows(restarted)[B]
+        foreign, damaged = sorted(restarted["refused"])
+        assert "1-10: manifest.json: it belongs to run 'other', not to 'm'" == foreign
+        assert damaged.startswith("1-9: gym/gym/agent/rollouts.jsonl: ")
+        await ended_well(bench)
 
 
 async def test_a_participant_that_is_silent_to_restores_is_named(tmp_path: Path, forks: ForkServer) -> None:
