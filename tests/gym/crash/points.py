@@ -136,11 +136,14 @@ async def _until_dead(gym: MortalGym, working: asyncio.Task[None]) -> None:
 
 async def go_on(gym: MortalGym, known: Known) -> bool:
     """Start a Gym again that was killed, judge it, and let everything end; whether its incarnations are kept."""
-    for rollout in HELD:
-        known.policy.release(rollout, 3)
+    held = dict.fromkeys(HELD, 3)
+    if "gone" in known.started - known.doubtful:  # It was killed before that one was retired.
+        held["gone"] = 2
+    for rollout, turn in held.items():
+        known.policy.release(rollout, turn)
     asked, known.proved = len(known.policy.asked), known.turns()
     await gym.start()
-    for rollout in HELD:
+    for rollout in held:
         gym.watched["agent"].allow(rollout, 5, ends=True)
     kept = await judge(gym, known)
     if kept and not known.replaced:
