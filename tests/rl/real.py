@@ -78,7 +78,8 @@ async def ended_well(bench: Bench) -> list[dict[str, Any]]:
     await bench.policy.let_all()
     await to_the_end(bench)
     found = judge.at_the_end(bench, await bench.statuses(), None) if isinstance(bench.tasks, dict) else []
-    assert [] == found + judge.consumed_twice(bench) + judge.published(bench)
+    found += judge.consumed_twice(bench) + judge.published(bench)
+    assert [] == found, found
     return judge.results_of(bench.run_dir)
 
 
