@@ -345,7 +345,9 @@ def _tombstone_lines(cut: Cut) -> Iterator[bytes]:
 
 
 def _watched(lines: Iterable[bytes], update: Callable[[bytes], None], stop: threading.Event) -> Iterator[bytes]:
+    rests = Rests()
     for line in lines:
+        rests.rest()
         if stop.is_set():
             raise WriteStopped
         failpoints.reach("commit.record")

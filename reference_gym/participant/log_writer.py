@@ -211,14 +211,17 @@ class LogWriter:
 
     def _compact(self) -> None:
         """Copy what lives in mostly dead segments, as far as the bound allows."""
-        left = MAX_COMPACTED_BYTES
+        left, rests = MAX_COMPACTED_BYTES, Rests()
         for number, segment in sorted(self._kept.items()):
             alive = self._state.sizes.get(number, 0)
             small = len(self._kept) > MAX_SEGMENTS and alive < self._segment_bytes / MAX_SEGMENTS
             if alive == 0 or alive > left or not (small or alive < MOSTLY_DEAD * segment.size):
                 continue
             left -= alive
-            entries = [_again(read_entry(self._directory, place)) for place in self._state.living(number)]
+            entries: list[Entry] = []
+            for place in self._state.living(number):
+                rests.rest()
+                entries.append(_again(read_entry(self._directory, place)))
             self._write([entries])
             failpoints.reach("log.compacted")
 
