@@ -69,7 +69,8 @@ GYM_POINTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "save": (
         *("prepare.closed", "prepare.quiescent", "prepare.answered", "commit.captured", "commit.linked"),
-        *("commit.record", "commit.file", "commit.files", "commit.manifest", "commit.durable", "commit.answered"),
+        *("commit.record", "commit.file", "commit.files", "commit.unnamed", "commit.manifest", "commit.durable"),
+        "commit.answered",
         *("resume.opened", "resume.answered", "log.append", "log.half", "log.written", "log.appended"),
         *("log.based", "log.ended", "log.sealed", "log.named", "log.removed"),
     ),
@@ -95,7 +96,7 @@ NOT_HERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("retire.fenced", "retire.freed", "retire.answered"), "nothing is retired in this story"),
     **dict.fromkeys(("renew.extended", "renew.answered", "lease.ended"), "no checkpoint stays open for long"),
     **dict.fromkeys(("agent/log.compacted", "gym/log.compacted"), "too little work to be sure of it"),
-    "upload.finished": "the Gym sees the directory of the snapshots",
+    **dict.fromkeys(("upload.unnamed", "upload.finished"), "the Gym sees the directory of the snapshots"),
 }
 """Points of the Gym, or of one of its processes, that no cell has, and why; `tests.gym.crash` kills at all of them."""
 
