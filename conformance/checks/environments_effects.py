@@ -227,7 +227,8 @@ def a_broken_effect_leaves_its_rollout_uncertain(case: Case) -> None:
     case.step("the outside fails the second effect of turn 2")
     row = case.until_state(rollout, "restart", requirements=("CKPT-ENV-013", "CKPT-CONF-022"))
     case.equal(1, row["turns_done"], "the turn did not reach its boundary", "CKPT-ENV-013")
-    case.true(case.agent.status()["counts"]["restart"] >= 1, "it is counted", "CKPT-STATUS-017")
+    counts = case.agent.status()["counts"]
+    case.true(counts["restart"] >= 1, "counts.restart counts the uncertain one", "CKPT-STATUS-017", got=counts)
     if case.continues:
         case.refused(probe(case, rollout, 1), "internal", "a further effect", "CKPT-EFFECT-018")
     else:

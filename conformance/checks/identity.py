@@ -222,7 +222,7 @@ def an_aborted_id_can_never_be_used(case: Case) -> None:
             key = "CKPT-RENEW-002" if verb == "renew" else "CKPT-CKID-030"
             case.refused(reply, "stale_checkpoint", f"{verb} of an unseen id", key)
     last = p.status()["last"]
-    case.equal(ended, last["checkpoint_id"], "last", "CKPT-CKID-005")
+    case.equal(ended, last["checkpoint_id"], "how it ended, in `last`", "CKPT-CKID-005")
     case.equal(("aborted", 0), (last["ended_as"], last["pause_ms"]), "how it ended", "CKPT-CKID-006", "CKPT-CKID-009")
 
 

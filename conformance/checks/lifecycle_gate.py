@@ -78,7 +78,7 @@ def commit_while_preparing(case: Case) -> None:
             since = blocker["since_ms"]
             least = RAN_MS + SHORT_MS
             case.true(least <= since <= passed + 2000, f"since_ms is {least} or more", "CKPT-PREP-011", got=since)
-            case.true(reply["blockers"], "what blocks is listed", "CKPT-PREP-005")
+            case.true(reply["blockers"], "what blocks is listed", "CKPT-PREP-005", got=reply.brief)
             case.equal(len(reply["blockers"]), reply["blocker_count"], "all blockers are counted", "CKPT-PREP-006")
             target, _ = target_for(case, p, open_id)
             with case.unchanged(at=[p]):
@@ -146,11 +146,13 @@ def prepare_never_waits_for_a_generation(case: Case) -> None:
     quiet = functools.partial(case.world.calls, "late", rollout_id=rollout.rollout_id)
     case.stays(lambda: not quiet(), "no turn opens", "CKPT-GATE-001", "CKPT-GATE-007")
     last = case.row(ending)
-    case.equal((1, "parked"), (last["turns_done"], last["state"]), "a final reply is held too", "CKPT-GATE-007")
+    what = "turns_done and state of a rollout whose final reply came while the gate was closed"
+    case.equal((1, "parked"), (last["turns_done"], last["state"]), what, "CKPT-GATE-007")
     if not case.agent.owns("ledger"):  # whose owner may record rows meanwhile
         case.equal(progress, case.agent.status()["progress"], "progress stands still", "CKPT-GATE-009")
     row = case.row(rollout)
-    case.equal((before, "parked"), (row["turns_done"], row["state"]), "parked", "CKPT-GATE-009", "CKPT-ROLL-045")
+    got, what = (row["turns_done"], row["state"]), "turns_done and state of a rollout whose reply is held"
+    case.equal((before, "parked"), got, what, "CKPT-GATE-009", "CKPT-ROLL-045")
     case.equal(None, row["open_turn"], "the open turn of a parked rollout", "CKPT-GATE-001")
     case.step(f"abort {open_id} everywhere")
     for p in case.gym.participants:

@@ -54,7 +54,9 @@ def the_gate_opens_before_the_cut_is_durable(case: Case) -> None:
     case.equal("committed" if over else None, resumed["ended_as"], "null while it is written", "CKPT-RESUME-004")
     case.until(lambda: p.status()["phase"] == "idle", "it ends by itself", "CKPT-COMMIT-025")
     last = p.status()["last"]
-    case.equal((open_id, "committed"), (last["checkpoint_id"], last["ended_as"]), "last", "CKPT-COMMIT-025")
+    case.equal(
+        (open_id, "committed"), (last["checkpoint_id"], last["ended_as"]), "how it ended, in `last`", "CKPT-COMMIT-025"
+    )
     case.true(last["manifest"], "with its manifest", "CKPT-COMMIT-025", got=last)
 
 

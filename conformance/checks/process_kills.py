@@ -129,7 +129,7 @@ def _kept(case: Case, phase: str, open_id: str, old: Json, status: Json) -> None
     if old["checkpoint_id"] != open_id:
         got = status["last"]["checkpoint_id"] if status["last"] else None
         wanted = old["last"]["checkpoint_id"] if old["last"] else None
-        case.equal(wanted, got, "last", "CKPT-CKID-010")
+        case.equal(wanted, got, "how it ended, in `last`", "CKPT-CKID-010")
         return
     key, ended_as = {
         "preparing": ("CKPT-PHASE-009", "failed"),

@@ -71,7 +71,8 @@ def who_owns_nothing_is_no_participant(case: Case) -> None:
         case.true(p.capabilities["owns"], f"{p.name} owns something", "CKPT-DISC-005", got=p.capabilities["owns"])
     for url in getattr(case.bench.target, "bystanders", []):
         reply = case.wire.raw("GET", url.rstrip("/") + names.PREFIX + "/capabilities")
-        case.equal(404, reply.status, f"{url}, which owns nothing", "CKPT-DISC-005")
+        what = f"GET /capabilities of {url}, which was announced as a bystander that owns nothing"
+        case.equal(404, reply.status, what, "CKPT-DISC-005")
 
 
 @check("CKPT-DISC-028", profile="checkpoint", level=1, storage=True)

@@ -163,7 +163,8 @@ def a_failure_is_no_end(case: Case) -> None:
     retired = case.agent.status()["counts"]["retired"]
     reply = case.accepted(case.controller.retire(case.agent, {third.rollout_id: 0}), "retire")
     case.equal("retired", reply["outcomes"][0]["outcome"], "an unreleased failure is removed", "CKPT-RETIRE-009")
-    case.true(third.rollout_id not in case.agent.results(), "and served no more", "CKPT-RETIRE-009")
+    served = sorted(case.agent.results())
+    case.true(third.rollout_id not in served, "a retired failure is served no more", "CKPT-RETIRE-009", got=served)
     now = case.agent.status()["counts"]["retired"]
     case.equal(retired + 1, now, "a retired failure is counted as retired", "CKPT-STATUS-021")
 
@@ -191,7 +192,7 @@ def rollouts_are_listed_by_page_and_state(case: Case) -> None:
     after: str | None = None
     while True:
         page = case.accepted(case.agent.get_rollouts(after=after, limit=1), "a page of one")
-        case.true(len(page["rollouts"]) <= 1, "a page keeps its limit", "CKPT-ROLL-038")
+        case.true(len(page["rollouts"]) <= 1, "a page keeps its limit of 1", "CKPT-ROLL-038", got=page.brief)
         seen += [row["rollout_id"] for row in page["rollouts"]]
         after = page["next"]
         if after is None:
@@ -251,7 +252,8 @@ def retire_fences_stops_and_frees(case: Case) -> None:
     case.equal("retired", rows[unknown]["outcome"], "the unknown one", "CKPT-RETIRE-013")
     stale = case.outcome(case.item(unknown, attempt=2))
     case.equal("stale_attempt", stale["outcome"], "its fence", "CKPT-RETIRE-012")
-    case.true(done.rollout_id in case.agent.results(), "a success is still served", "CKPT-RETIRE-008")
+    served = sorted(case.agent.results())
+    case.true(done.rollout_id in served, "a success that was retired is still served", "CKPT-RETIRE-008", got=served)
     counts = case.agent.status()["counts"]
     moved = (counts["retired"] - before["retired"], before["live"] - counts["live"])
     case.equal((1, 1), moved, "the counts; the unknown one was never admitted", "CKPT-STATUS-021", "CKPT-STATUS-016")

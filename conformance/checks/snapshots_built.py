@@ -105,7 +105,7 @@ def _failed_whole(case: Case, p: Participant, reply: Reply, checkpoint_id: str, 
     status = p.status()
     case.equal(("idle", "open"), (status["phase"], status["gate"]), "the gate", "CKPT-RESTORE-012")
     last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
-    case.equal((checkpoint_id, "failed"), last, "last", "CKPT-RESTORE-013")
+    case.equal((checkpoint_id, "failed"), last, "how it ended, in `last`", "CKPT-RESTORE-013")
 
 
 def _all_go_on(case: Case, crowd: list[Rollout]) -> None:
@@ -241,7 +241,7 @@ def a_kill_around_the_installation(case: Case) -> None:
         if moment == "restore.build":
             case.equal(before, mine, "the live work is as it was before", "CKPT-PHASE-012")
             last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
-            case.equal((checkpoint_id, "failed"), last, "last", "CKPT-PHASE-009")
+            case.equal((checkpoint_id, "failed"), last, "how it ended, in `last`", "CKPT-PHASE-009")
             case.equal(feed, status["feed"], "the feed is as it was before", "CKPT-PHASE-012")
         case.true(mine in (before, {}), "all of before, or nothing", "CKPT-RESTORE-014", got=mine)
         if mine:

@@ -67,7 +67,10 @@ def a_restore_installs_exactly_its_lists(case: Case) -> None:
         case.equal(results, reply["results_count"], "the results kept", "CKPT-RESTORE-042")
     resume_everywhere(case, checkpoint_id)
     page = case.agent.get_results(after=cursor)
-    case.true(page["feed"] != feed, "a new feed", "CKPT-FEED-004", got=feed)
+    now = page["feed"]
+    case.true(
+        now != feed, f"the feed is another one than {feed}, which it was before the restore", "CKPT-FEED-004", got=now
+    )
     served = {row["receipt"]["rollout_id"]: row["receipt"] for row in page["results"]}
     wanted = {kept["receipt"]["rollout_id"]: kept["receipt"]}
     case.equal(wanted, served, "what is served", "CKPT-FEED-016", "CKPT-RESTORE-023", "CKPT-RESTORE-021")
@@ -162,7 +165,7 @@ def _as_before(case: Case, checkpoint_id: str, feed: str, rollouts: list[Rollout
     got = (status["phase"], status["gate"], status["feed"])
     case.equal(("idle", "open", feed), got, "as before", "CKPT-RESTORE-012", "CKPT-RESTORE-011")
     last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
-    case.equal((checkpoint_id, "failed"), last, "last", "CKPT-RESTORE-013")
+    case.equal((checkpoint_id, "failed"), last, "how it ended, in `last`", "CKPT-RESTORE-013")
     for rollout in rollouts:
         row = case.row(rollout)
         case.equal((rollout.attempt, 1), (row["attempt"], row["turns_done"]), "still there", "CKPT-RESTORE-011")
@@ -324,7 +327,10 @@ def a_reset_leaves_fences_alone(case: Case) -> None:
     case.equal("restored", reply["ended_as"], "its outcome", "CKPT-CKID-017")
     counts = case.agent.status()["counts"]
     case.equal({0}, set(counts.values()), "every count", "CKPT-RESTORE-031", "CKPT-STATUS-024")
-    case.true(case.agent.get_results()["feed"] != feed, "a new feed", "CKPT-FEED-004")
+    now = case.agent.get_results()["feed"]
+    case.true(
+        now != feed, f"the feed is another one than {feed}, which it was before the restore", "CKPT-FEED-004", got=now
+    )
     for rollout in (released, live):
         same = case.outcome(rollout.item)
         case.equal("stale_attempt", same["outcome"], "the old attempt is fenced", "CKPT-FENCE-011")
@@ -362,7 +368,7 @@ def lists_of_a_restore_are_sets(case: Case) -> None:
     case.accepted(reply, "shuffled", "CKPT-REPEAT-008")
     case.equal(first["restored_count"], reply["restored_count"], "the same reply", "CKPT-REPEAT-006")
     case.refused(again(rows[1:]), "argument_conflict", "one fewer", "CKPT-REPEAT-007")
-    case.true(len(rows) >= len(rollouts), "all were listed")
+    case.true(len(rows) >= len(rollouts), f"the index has all {len(rollouts)} rollouts", got=len(rows))
 
 
 @check(
@@ -406,7 +412,7 @@ def results_are_restored_from_what_holds_them(case: Case) -> None:
             case.true(reply.json.get("rollouts"), "the problem names rollouts", "CKPT-ERR-020", got=reply.brief)
             last = a.status()["last"]
             got = (last["checkpoint_id"], last["ended_as"])
-            case.equal((checkpoint_id, "failed"), got, "last", "CKPT-RESTORE-013")
+            case.equal((checkpoint_id, "failed"), got, "how it ended, in `last`", "CKPT-RESTORE-013")
     wrong = {**source, "checkpoint_id": f"{c.epoch}-999"}
     case.refused(c.restore(a, c.next_id(), wrong), "state_mismatch", "another checkpoint", "CKPT-RESTORE-004")
     wrong = {**source, "manifest_digest": names.bytes_digest(b"other")}

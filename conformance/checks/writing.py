@@ -165,7 +165,8 @@ def a_failed_writing_keeps_its_capture(case: Case) -> None:
     (directory / MANIFEST).rmdir()
     again = case.accepted(case.controller.commit(p, open_id, target), "the repeat is accepted", "CKPT-REPEAT-018")
     part = read_part(case, p, open_id, target, directory, again)
-    case.true(retired.rollout_id in part.rows, "it writes the first capture", "CKPT-COMMIT-027", "CKPT-REPEAT-005")
+    what = f"the repeated commit writes the first capture, with {retired.rollout_id}, which was retired since"
+    case.true(retired.rollout_id in part.rows, what, "CKPT-COMMIT-027", "CKPT-REPEAT-005", got=sorted(part.rows))
     case.release(slow)
 
 

@@ -74,7 +74,9 @@ def an_abort_ends_with_the_writer(case: Case) -> None:
         case.equal("aborted", case.accepted(waiting.result(), "abort")["ended_as"], "it ended", "CKPT-TIME-009")
         there = _listing(directory)
     last = over(case, p, "CKPT-ABORT-003")
-    case.equal((open_id, "aborted"), (last["checkpoint_id"], last["ended_as"]), "last", "CKPT-ABORT-003")
+    case.equal(
+        (open_id, "aborted"), (last["checkpoint_id"], last["ended_as"]), "how it ended, in `last`", "CKPT-ABORT-003"
+    )
     case.equal(None, last["manifest"], "no cut is reported", "CKPT-ABORT-005")
     same = lambda: there == _listing(directory)  # noqa: E731 - a condition with a name
     case.stays(same, "nothing is written after the abort was answered 200", "CKPT-COMMIT-041")
