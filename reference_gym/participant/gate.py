@@ -164,7 +164,7 @@ class Gate:
             if not self._by_rollout[rollout_id]:
                 del self._by_rollout[rollout_id]
             self._blocking -= running.blocks
-            self._handlers -= handler
+            self._handlers -= running.handler
             if self._turns.get(rollout_id, (None, 0))[0] == number:
                 del self._turns[rollout_id]
             self._on_change()
@@ -176,6 +176,14 @@ class Gate:
             running.blocks = False
         self._on_change()
         self.nudge(rollout_id)
+
+    def judged(self, rollout_id: str, attempt: int) -> None:
+        """Stop counting the verification of a rollout as a handler: it has ended, and its result waits for the gate."""
+        for running in self._of(rollout_id):
+            if (running.kind, running.attempt) == ("verification", attempt):
+                self._handlers -= running.handler
+                running.handler = False
+        self._on_change()
 
     def abandon_all(self) -> None:
         """Stop counting everything that runs, because a restore has dropped all earlier work."""

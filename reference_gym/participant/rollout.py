@@ -252,7 +252,12 @@ class Rollout:
             self._check()
 
     async def _unsealed(self) -> None:
-        """Wait while nothing may change: only a rollout that a commit left out ever waits here."""
+        """Wait while nothing may change: because a commit left this rollout out, or a restore closed the gate.
+
+        What waits here runs no more: a restore that waited for it would never install (CKPT-RESTORE-007).
+        """
+        if self._host.gate.sealed:
+            self._host.gate.judged(self.rollout_id, self.attempt)
         while self._host.gate.sealed and not self.ended:
             with self.while_parked():
                 await self._host.gate.wait_open(self.rollout_id)

@@ -374,6 +374,40 @@ async def test_a_restore_waits_for_handlers_here_and_not_for_turns(tmp_path: Pat
     assert "c/2/2" not in gym.world.begun, "the rest of the turn is not waited for"
 
 
+@pytest.mark.parametrize("environment", ["counter", "judged"])
+async def test_a_restore_goes_on_when_the_verification_has_ended_that_it_waited_for(gym: Gym, environment: str) -> None:
+    """CKPT-RESTORE-007: its verdict is there, its result waits for the gate and falls with everything else."""
+    gym.loop.verifying["v"] = asyncio.Event()
+    await gym.start("v", environment=environment)
+    gym.loop.reply("v", [])
+    await until(lambda: gym.loop.verifications)
+    restoring = asyncio.ensure_future(gym.restore("1-1", None, timeout_ms=2_000))
+    await until(lambda: gym.status["gate"] == "closed")
+    await settle()
+    assert not restoring.done()
+    gym.loop.verifying["v"].set()
+    assert "restored" == (await asyncio.wait_for(restoring, 1))["phase"]
+    assert 0 == gym.status["counts"]["admitted"]
+
+
+async def test_a_verification_that_ended_during_a_restore_has_its_result_when_that_is_aborted(gym: Gym) -> None:
+    """CKPT-ABORT-006: nothing was dropped, and what waited for the gate finishes."""
+    for name in ("v", "w"):
+        gym.loop.verifying[name] = asyncio.Event()
+        await gym.start(name)
+        gym.loop.reply(name, [])
+    await until(lambda: {"v", "w"} == set(gym.loop.verifications))
+    restoring = asyncio.ensure_future(refused(gym.restore("1-1", None)))
+    await until(lambda: gym.status["gate"] == "closed")
+    gym.loop.verifying["v"].set()
+    await settle()
+    assert (2, 0) == (gym.status["counts"]["live"], gym.status["counts"]["finished_unreleased"])
+    await gym.abort("1-1")
+    assert "stale_checkpoint" == (await restoring).code
+    await until(lambda: gym.status["counts"]["finished_unreleased"] == 1)
+    assert 1 == gym.status["counts"]["live"]
+
+
 async def test_abort_of_a_restore_under_way_leaves_everything_as_before(gym: Gym) -> None:
     """N12: cancelled while it waits for a handler; the poll is answered at once, live work goes on."""
     digest, _ = await example(gym)
