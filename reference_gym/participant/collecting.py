@@ -2,10 +2,10 @@
 """When a process with large state looks through all of its objects for garbage.
 
 Nearly everything here is freed as soon as nobody refers to it; the garbage collector finds what refers to itself. Its
-young collections cost next to nothing and stay as they are. A full one looks at every object that lives: with ten
-thousand rollouts some hundred milliseconds, at a time of its own choosing, while nobody is served. ``FullCollections``
-takes over the choice: one when little is held, and else one per hour, which is then the longest stall of that hour.
-What the process has loaded before its first call is never looked at again.
+young collections cost next to nothing, as long as they come often. A full one looks at every object that lives: with
+ten thousand rollouts some hundred milliseconds, at a time of its own choosing, while nobody is served.
+``FullCollections`` takes over the choice: one when little is held, and else one per hour, which is then the longest
+stall of that hour. What the process has loaded before its first call is never looked at again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 LITTLE = 500
 """With at most this many rollouts a full collection takes a few milliseconds."""
 LOOK_S = 10.0
+YOUNG_S = 0.5
+"""How often what is young is looked at. By itself that waits while much is freed, and then takes long at once."""
 EVERY_S = 3600.0
 _NEVER = 2**31 - 1
 
@@ -50,7 +52,9 @@ class FullCollections:
         gc.freeze()
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
+                for _ in range(round(LOOK_S / YOUNG_S)):
+                    await asyncio.sleep(YOUNG_S)
+                    gc.collect(1)
                 self.look()
         finally:
             gc.unfreeze()

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from reference_gym.participant import Limits, serve_aiohttp
+from reference_gym.participant import Limits, collecting, serve_aiohttp
 from reference_gym.participant.collecting import EVERY_S, LITTLE, FullCollections
 from reference_gym.participant.gate import Gate, Position
 from reference_gym.participant.journal import LogJournal
@@ -156,6 +156,27 @@ async def test_full_collections_come_when_little_is_held_or_once_an_hour(
     await asyncio.gather(following, return_exceptions=True)
     assert before == gc.get_threshold()
     assert 0 == gc.get_freeze_count()
+
+
+async def test_young_collections_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself the collector waits while much is freed, and then looks at all that has come meanwhile."""
+    monkeypatch.setattr(collecting, "YOUNG_S", 0.01)
+    found: list[int] = []
+
+    def collected(phase: str, told: dict[str, int]) -> None:
+        if phase == "stop":
+            found.append(told["generation"])
+
+    following = asyncio.create_task(FullCollections(lambda: 0).follow())
+    await settle()
+    gc.callbacks.append(collected)
+    try:
+        await until(lambda: found.count(1) >= 3)
+    finally:
+        gc.callbacks.remove(collected)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    assert 2 not in found
 
 
 async def test_those_who_waited_for_one_write_are_woken_in_slices() -> None:
