@@ -110,7 +110,23 @@ class ProcessDriver(Driver):
                 kept = participant.capabilities["incarnation"] == before[participant.name]
                 if certain and kept and participant.owns("rollouts"):
                     self.visits["CKPT-PHASE-018"] += 1
-        self.look_after_restart(at_risk)
+        if self._lost_sessions(before):
+            self._give_up_sessions()
+        else:
+            self.look_after_restart(at_risk)
+
+    def _lost_sessions(self, before: Mapping[str, str]) -> bool:
+        """Return whether rollouts live on whose sessions were apart and are gone."""
+        kept = {p.name for p in self.everyone if p.capabilities["incarnation"] == before[p.name]}
+        apart = {p.name for p in self.everyone if p.owns("sessions")} - {self.agent.name}
+        return self.agent.name in kept and not apart <= kept
+
+    def _give_up_sessions(self) -> None:
+        """Retire what goes on until its next effect and fails then, as `session_lost`: nobody can say when."""
+        self.agent.change(may_fail)
+        self.look()
+        self.retire({name: piece.attempt for name, piece in self.pieces.items()})
+        self.look()
 
     def _at_risk(self) -> dict[str, Rollout]:
         """Return the rollouts with something that may be under way, or of which no process keeps the state."""
@@ -175,6 +191,17 @@ class ProcessDriver(Driver):
             self.agent.change(lambda state: _uncertain(state, piece.rollout_id))
         # The handler that was there is gone; the one that is there now is one that has come since.
         self.guest(piece, "no" if state in ("restart", "failed") else piece.goal.busy)
+
+
+def may_fail(state: State) -> State:
+    """Return ``state`` in which every rollout that goes on may have failed by now."""
+
+    def loosened(_: str, one: Rollout) -> Rollout:
+        if one.state != "live" or one.uncertain:
+            return one
+        return replace(one, loose=Stand((one.loose or one.stand).turns, "no", "failure"))
+
+    return replace(state, rollouts=state.rollouts.each(loosened))
 
 
 def _uncertain(state: State, rollout_id: str) -> State:

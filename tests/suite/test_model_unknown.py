@@ -17,6 +17,7 @@ from conformance.machine_items import after_retire
 from conformance.machine_watch import Watch
 from conformance.model_rollouts import Retire, Rollouts
 from conformance.model_values import Call, Last, State
+from conformance.process_walk import may_fail
 from spec.wire import CheckpointId, ControllerPair
 
 PAIR = ControllerPair.of(7, "trainer")
@@ -188,3 +189,13 @@ def test_no_handler_outlives_its_process() -> None:
     hosting = replace(EMPTY, guests={"r": "effect"})
     assert all(not state.perhaps_blocked for state in model.restarts(hosting))
     assert not model.loses_everything(hosting).perhaps_blocked
+
+
+@pytest.mark.parametrize(("live", "failed"), [(1, 0), (0, 1)])
+def test_a_rollout_whose_session_is_gone_goes_on_or_has_failed(live: int, failed: int) -> None:
+    """N8: it fails with its next effect, and nobody outside knows when that is."""
+    without = replace(EMPTY, rollouts=Rollouts().put("r", book.Rollout(0, "task")))
+    parts = ("admitted", "restart", "finished_unreleased", "failed_unreleased", "released", "retired", "live")
+    counts = {**dict.fromkeys(parts, 0), "admitted": 1, "live": live, "failed_unreleased": failed}
+    assert model_looks.counts_fit(may_fail(without).rollouts, counts)
+    assert (live == 1) is model_looks.counts_fit(without.rollouts, counts)
