@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ from conformance.errors import NotOffered, TargetUnreachable, TimedOut
 from conformance.failpoints import FailPoints, read_declaration
 from conformance.masking import mask
 from conformance.patience import Patience
+from conformance.pids import alive, stands
 from conformance.target_file import TargetFile, fill
 
 START_WITHIN_S = 30.0
@@ -145,7 +146,7 @@ class ProcessTarget(Target):
     @property
     def whole(self) -> bool:
         """Whether every process of the Gym that was announced is alive."""
-        return self.running and all(_alive(pid) for pid in self.pids)
+        return self.running and all(alive(pid) for pid in self.pids)
 
     def logs(self) -> str:
         """Return what all lives so far wrote to stdout and stderr."""
@@ -286,16 +287,16 @@ class ProcessTarget(Target):
         self._end(signal.SIGKILL)
 
     def stop(self, participant: str | None = None) -> None:
-        """Send SIGSTOP to every process of the Gym, or to that of one participant alone."""
-        if participant is None:
-            self._signal(signal.SIGSTOP)
-        for endpoint in self._announced:
-            if endpoint.name == participant and endpoint.pid is not None:
-                os.kill(endpoint.pid, signal.SIGSTOP)
+        """Send SIGSTOP to every process of the Gym, or to that of one participant alone, and wait until they stand."""
+        pids = self.pids
+        if participant is not None:
+            pids = [e.pid for e in self._announced if e.name == participant and e.pid is not None]
+        self._signal(signal.SIGSTOP, pids)
+        self.patience.until(lambda: all(map(stands, pids)), "every process of the Gym has stopped")
 
     def cont(self) -> None:
         """Send SIGCONT to every process of the Gym."""
-        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT, self.pids)
 
     def restart(self, *, fresh: bool = False) -> None:
         """Kill it if it runs, and start it again, on the same data or on none."""
@@ -333,8 +334,8 @@ class ProcessTarget(Target):
         except subprocess.TimeoutExpired as error:
             raise TimedOut("the Gym's process ends", expected=f"within {within_s:g} s", got="still running") from error
 
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in self.pids:
+    def _signal(self, number: signal.Signals, pids: Iterable[int]) -> None:
+        for pid in pids:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -345,36 +346,19 @@ class ProcessTarget(Target):
             return 0
         others = self.pids[1:]
         if number == signal.SIGKILL:
-            self._signal(number)
+            self._signal(number, self.pids)
         else:
             self.send_signal(number)
         try:
             code = self.wait()
         except TimedOut:
-            self._signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL, self.pids)
             self._process.wait()
             raise
-        self.patience.until(lambda: not any(_alive(pid) for pid in others), "every process of the Gym is gone")
+        self.patience.until(lambda: not any(alive(pid) for pid in others), "every process of the Gym is gone")
         self._announced = []
         self._close_log()
         return code
-
-
-def _alive(pid: int) -> bool:
-    """Say whether a process exists and is no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return _exists(pid) and not Path("/proc/self").exists()
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 __all__ = ["Endpoint", "ProcessTarget", "Target", "TargetFile"]

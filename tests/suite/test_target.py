@@ -59,14 +59,18 @@ def test_a_kill_leaves_nothing_alive(target: ProcessTarget) -> None:
 
 
 def test_a_stopped_process_can_be_continued_and_killed(target: ProcessTarget) -> None:
-    """SIGSTOP is seen in its state, SIGCONT undoes it."""
+    """No thread goes on once the stop has returned, SIGCONT undoes it."""
     target.start()
     (pid,) = target.pids
-    state = Path(f"/proc/{pid}/stat")
+
+    def states() -> set[str]:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+
     target.stop()
-    target.patience.until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+    assert {"T"} == states()
     target.cont()
-    target.patience.until(lambda: state.read_text().rpartition(")")[2].split()[0] != "T", "it goes on")
+    target.patience.until(lambda: "T" not in states(), "it goes on")
     target.stop()
     target.kill()
     assert not target.running
