@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ import yaml
 from spec import durable
 from tests.crash_matrix.cells import ONE, ROLES
 from tests.crash_matrix.forks import ARMED_VARIABLE, HITS_VARIABLE, POINT_VARIABLE, Forked, ForkServer
+from tests.ports import ReservedPorts
 from tests.rl.harness import events_of, until
 from tests.rl.policy import Policy
 from tests.rl.processes import TOKENS
@@ -110,6 +109,7 @@ class Bench:
     listed: dict[str, dict[str, int]] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     hits: dict[str, Path] = field(default_factory=dict)
+    ports: ReservedPorts = field(default_factory=lambda: ReservedPorts(()))
 
     @property
     def run_dir(self) -> Path:
@@ -148,7 +148,9 @@ class Bench:
         self.change(policy={"base_url": policy.url})
 
     def _write_gym(self) -> None:
-        ports = dict(zip(ROLES, free_ports(len(ROLES)), strict=True))
+        self.ports.close()
+        self.ports = ReservedPorts(ROLES)
+        ports = self.ports.by_name
         gym = {
             "name": "gym",
             "ports": ports,
@@ -343,6 +345,7 @@ class Bench:
         for process in (self.client, self.rival, *self.roles.values()):
             if process is not None:
                 await process.kill()
+        self.ports.close()
 
     # --- what can be seen -------------------------------------------------------------------------------------
 
@@ -422,22 +425,3 @@ class Bench:
         """Return the end of what the RL client said."""
         path = self.directory / "reference_rl.log"
         return path.read_text()[-400:] if path.exists() else ""
-
-
-_given: set[int] = set()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback address that nobody listens at, and that the system gives to nobody.
-
-    A process is started again at its port: in between, an outgoing connection of somebody else must not take it.
-    """
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            if port not in _given:
-                _given.add(port)
-                found.append(port)
-    return found

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from tests.gym.controller import Refused
 from tests.gym.crash.watched import Watched
 from tests.gym.running import RunningGym, environment
 from tests.gym.stubs import BOUND_S
+from tests.ports import ReservedPorts
 
 ROOT = Path(__file__).resolve().parents[3]
 GONE = (aiohttp.ClientError, OSError, TimeoutError)
@@ -96,7 +96,7 @@ class MortalGym(RunningGym):
     victim: str = "all"
     broken: str | None = None
     lives: dict[str, int] = field(default_factory=dict)
-    ports: dict[str, int] = field(default_factory=dict)
+    ports: ReservedPorts | None = None
     judged: bool = True
     cuts: int = 0
     watched: dict[str, Watched] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class MortalGym(RunningGym):
     def __post_init__(self) -> None:
         self.watched = {role: Watched(owns_rollouts=role == "agent", judges=self.judged) for role in self.roles}
         if self.processes == "three":
-            self.ports = _free_ports(self.roles)
+            self.ports = ReservedPorts(self.roles)
 
     @property
     def hits(self) -> Path:
@@ -114,10 +114,10 @@ class MortalGym(RunningGym):
     def write_config(self) -> Path:
         """The settings of this Gym; each of three processes knows where the others are."""
         config = super().write_config()
-        if self.ports:
+        if self.ports is not None:
             told = yaml.safe_load(config.read_text())
-            told["ports"] = self.ports
-            told["peers"] = {role: f"http://127.0.0.1:{self.ports[role]}" for role in ("model", "resources")}
+            ports = told["ports"] = self.ports.by_name
+            told["peers"] = {role: f"http://127.0.0.1:{ports[role]}" for role in ("model", "resources")}
             config.write_text(yaml.safe_dump(told))
         return config
 
@@ -188,6 +188,8 @@ class MortalGym(RunningGym):
             await self.kill()
         if self.http is not None:
             await self.http.close()
+        if self.ports is not None:
+            self.ports.close()
 
     async def post(self, role: str, path: str, body: Any) -> Any:
         """One mutating call, judged by the model; raises `Refused`."""
@@ -204,12 +206,3 @@ class MortalGym(RunningGym):
             raise
         watched.answered(call, 200, reply)
         return reply
-
-
-def _free_ports(roles: list[str]) -> dict[str, int]:
-    """Return a port per role that nobody listens at now: a process that comes back has to be where it was."""
-    sockets = {role: socket.create_server(("127.0.0.1", 0)) for role in roles}
-    ports = {role: each.getsockname()[1] for role, each in sockets.items()}
-    for each in sockets.values():
-        each.close()
-    return ports
