@@ -24,6 +24,7 @@ class Gym:
     def __init__(self, wire: Wire, participants: Sequence[Participant]) -> None:
         self.wire = wire
         self.participants = sorted(participants, key=lambda p: (p.stage, p.name))
+        self._claimed = 0
 
     @classmethod
     def discover(cls, wire: Wire, urls: Iterable[str]) -> Gym:
@@ -105,10 +106,14 @@ class Gym:
         return min(p.limit(name) for p in self.participants)
 
     def controller(self, controller_id: str) -> Controller:
-        """Return a controller with an epoch above all that any participant has adopted; nothing is sent but status."""
-        highest = 0
+        """Return a controller with an epoch above all that were used; nothing is sent but status.
+
+        A participant that has lost what it knew counts from nothing; a checkpoint id names something else all the same.
+        """
+        highest = self._claimed
         for participant in self.participants:
             status = participant.status()
             if status["controller"] is not None:
                 highest = max(highest, int(status["controller"]["epoch"]))
-        return Controller(controller_id, highest + 1)
+        self._claimed = highest + 1
+        return Controller(controller_id, self._claimed)

@@ -16,7 +16,7 @@ from conformance.machine_items import PATIENT_MS, How, Send, Stale
 from conformance.machine_outside import Piece
 from conformance.machine_plans import RUN, Plans, Restoration, Snapshot
 from conformance.machine_watch import Watch
-from conformance.model_values import Call
+from conformance.model_values import Call, State
 from conformance.wire import Fault, Reply
 from spec.wire import CheckpointId
 
@@ -88,10 +88,19 @@ class Driver(Plans):
             self.answered(participant, call, reply)
         return reply
 
-    def answered(self, participant: Participant, call: Call, reply: Reply) -> None:
-        """Note what an answered call wrote; judge what its body says beyond the outcome."""
+    def answered(
+        self, participant: Participant, call: Call, reply: Reply, before: frozenset[State] = frozenset()
+    ) -> None:
+        """Note what an answered call wrote; judge what its body says beyond the outcome.
+
+        Args:
+            participant: who answered.
+            call: what was asked.
+            reply: what came.
+            before: states in which it may have been answered as well: others were under way at the same time.
+        """
         if call.operation == "prepare" and reply.ok:
-            self.watches[participant.name].readiness(reply.json)
+            self.watches[participant.name].readiness(reply.json, before)
         if call.operation == "commit" and reply.ok and reply["durable"]:
             self._written(participant, call, reply)
 
@@ -155,23 +164,25 @@ class Driver(Plans):
                 if operation == "restore":
                     self.upload(participant, id)
             (first, send), (second, send_too) = (self.compose(participant, *call, How()) for call in (one, other))
+            before = model.unfold(watch.states)
             replies = self.case.wire.together([lambda: send(None), lambda: send_too(None)])  # noqa: B023  # called at once
             words = f"{one[0]} {one[1]} and {other[0]} {other[1]} at once at {participant.name}"
             self.case.step(f"{words} → {' and '.join(reply.brief[:60] for reply in replies)}")
             watch.together((first, second), (replies[0], replies[1]), words)
             for call, reply in zip((first, second), replies, strict=True):
-                self.answered(participant, call, reply)
+                self.answered(participant, call, reply, before)
         self.settle()
 
     def items_at_once(self, one: tuple[str, CheckpointId], call: Call, send: Send, words: str) -> Reply:
         """Make a call that names a checkpoint, and one with items, at the same time at the owner of rollouts."""
         owner = self.gym.agent
         named, send_named = self.compose(owner, *one, How())
+        before = model.unfold(self.agent.states)
         replies = self.case.wire.together([lambda: send_named(None), lambda: send(None)])
         words = f"{one[0]} {one[1]} and {words} at once at {owner.name}"
         self.case.step(f"{words} → {' and '.join(reply.brief[:60] for reply in replies)}")
         self.agent.together((named, call), (replies[0], replies[1]), words)
-        self.answered(owner, named, replies[0])
+        self.answered(owner, named, replies[0], before)
         for participant in self.everyone:
             if participant is not owner:
                 self.send(participant, *one, How())

@@ -176,22 +176,29 @@ class Watch:
                 for other in model.step(one.after, second):
                     yield f"{first.operation} {one.brief}", f"{second.operation} {other.brief}"
 
-    def readiness(self, body: Json) -> None:
-        """Judge what an accepted prepare lists: who blocks, and how many rollouts could not be continued."""
+    def readiness(self, body: Json, before: frozenset[State] = frozenset()) -> None:
+        """Judge what an accepted prepare lists: who blocks, and how many rollouts could not be continued.
+
+        Args:
+            body: of the answer.
+            before: states in which it may have been made as well as in the present ones.
+        """
+        states = self.states | before
         named = {row.get("rollout_id") for row in body["blockers"]}
         if body["blocker_count"] < len(body["blockers"]) or body["ready"] != (body["blocker_count"] == 0):
             got = f"ready {body['ready']}, blocker_count {body['blocker_count']}, {len(body['blockers'])} blockers"
             self.fail(
                 "the blockers of a prepare", {"their number, 0 when ready"}, got, ("CKPT-PREP-006", "CKPT-PREP-007")
             )
-        blocked = self.all(lambda state: state.blocked)
-        if not body["ready"] and blocked and not blocked <= named:
-            self.fail("the blockers of a prepare", {", ".join(blocked)}, str(named), ("CKPT-PREP-005", "CKPT-PREP-009"))
+        blocked = [state.blocked for state in states]
+        if not body["ready"] and not any(names <= named for names in blocked):
+            ways = {", ".join(names) for names in blocked}
+            self.fail("the blockers of a prepare", ways, str(named), ("CKPT-PREP-005", "CKPT-PREP-009"))
         if self.participant.owns("rollouts"):
-            expected = self.all(_restart_count)
-            if expected is not None and body["restart_count"] != expected:
+            expected = {_restart_count(state) for state in states}
+            if None not in expected and body["restart_count"] not in expected:
                 got = str(body["restart_count"])
-                self.fail("restart_count of a prepare", {str(expected)}, got, ("CKPT-PREP-012",))
+                self.fail("restart_count of a prepare", {str(count) for count in expected}, got, ("CKPT-PREP-012",))
 
     # --- looks ---
 

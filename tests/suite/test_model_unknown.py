@@ -199,3 +199,32 @@ def test_a_rollout_whose_session_is_gone_goes_on_or_has_failed(live: int, failed
     counts = {**dict.fromkeys(parts, 0), "admitted": 1, "live": live, "failed_unreleased": failed}
     assert model_looks.counts_fit(may_fail(without).rollouts, counts)
     assert (live == 1) is model_looks.counts_fit(without.rollouts, counts)
+
+
+# --- calls that are under way at the same time ---
+
+
+def test_a_prepare_during_a_retire_may_count_what_the_retire_ends() -> None:
+    """CKPT-PREP-012 at the time of the answer, which is before or after the other call; nothing else is believed."""
+    live = Rollouts().put("r", book.Rollout(0, "task", restart_only=True))
+    before = frozenset({replace(EMPTY, phase="prepared", rollouts=live)})
+    watch = Watch(cast(Participant, _Feeds(("old",))), {replace(EMPTY, phase="prepared")}, Counter(), lambda _: None)
+    ready = {"blockers": [], "blocker_count": 0, "ready": True}
+    watch.readiness({**ready, "restart_count": 0}, before)
+    watch.readiness({**ready, "restart_count": 1}, before)
+    with pytest.raises(Failed):
+        watch.readiness({**ready, "restart_count": 2}, before)
+    with pytest.raises(Failed):
+        watch.readiness({**ready, "restart_count": 1})
+
+
+def test_a_participant_that_blocked_before_a_call_at_the_same_time_may_say_so() -> None:
+    """Who is named as a blocker fits the state before the other call or the one after it."""
+    busy = Rollouts().put("r", book.Rollout(0, "task", stand=replace(book.START, busy="effect")))
+    before = frozenset({replace(EMPTY, phase="preparing", rollouts=busy)})
+    watch = Watch(cast(Participant, _Feeds(("old",))), before, Counter(), lambda _: None)
+    waits = {"blocker_count": 1, "ready": False, "restart_count": 0}
+    watch.readiness({**waits, "blockers": [{"rollout_id": "r"}]})
+    with pytest.raises(Failed):
+        watch.readiness({**waits, "blockers": [{"rollout_id": "other"}]})
+    watch.readiness({**waits, "blockers": [{"rollout_id": "other"}]}, frozenset({EMPTY}))

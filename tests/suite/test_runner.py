@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from conformance.case import Bench, Case
 from conformance.errors import Failed, LostReply, NotOffered
+from conformance.gym import Gym
 from conformance.machine_checks import MACHINE_CHECKS
 from conformance.patience import Patience
 from conformance.registry import Check
@@ -192,3 +193,13 @@ def test_parts_of_the_machine_are_chosen_as_checks_are() -> None:
     assert [["machine_walk"], [one.name for one in MACHINE_CHECKS]] == names
     assert "machine_process" in [one.name for one in narrowed(MACHINE_CHECKS, Settings(only=("CKPT-PHASE-013",)))]
     assert [] == narrowed(MACHINE_CHECKS, Settings(skip=("machine",)))
+
+
+def test_no_epoch_is_used_twice_on_a_gym_that_has_lost_what_it_knew() -> None:
+    """Two lives of a Gym never see one checkpoint id: what the first has written would be in the way of the second."""
+    status: dict[str, Any] = {"controller": {"id": "suite", "epoch": 6}}
+    there: Any = SimpleNamespace(stage=0, name="gym", status=lambda: status)
+    gym = Gym(cast(Wire, None), [there])
+    assert 7 == gym.controller("suite").epoch
+    status["controller"] = None
+    assert 8 == gym.controller("suite").epoch
