@@ -32,6 +32,10 @@ WHO: Final = ("rl", "agent", "model", "resources", "gym", "all", "lost node")
 SEGMENT_BYTES: Final = 1_048_576
 
 RECOVERED: Final = ("restarted", "gym_recovered")
+
+SNAPSHOTS: Final = 30
+"""How many are kept: what RL has restored is still there when the judge comes to it, on a busy machine as well."""
+
 SETTLED_S: Final = 30.0
 
 UNNOTICED_S: Final = 2.0
@@ -250,6 +254,7 @@ def _bench(forks: ForkServer, directory: Path, policy: Policy, wish: Wish) -> Be
     bench = Bench(forks, directory, policy, tasks, more, wish.log, segment_bytes=SEGMENT_BYTES)
     bench.more["snapshot"] = {
         "interval_s": wish.interval_s,
+        "keep": SNAPSHOTS,
         "timeout_ms": 5000,
         "durable_timeout_ms": 20000,
         "lease_ms": 6000,
