@@ -157,6 +157,11 @@ class MortalGym(RunningGym):
         name = "gym" if self.processes == "one" else role
         return (self.directory / "data" / name / "log" / "refused" / "reason.txt").read_text()
 
+    def refusals(self) -> str:
+        """Why participants have not believed the logs of earlier lives, as far as they have not."""
+        found = sorted((self.directory / "data").glob("*/log/refused/reason.txt"))
+        return "".join(f"; {path.parts[-4]}: {path.read_text().strip()}" for path in found)
+
     async def kill_one(self, role: str) -> None:
         """SIGKILL one process alone."""
         os.kill(self.lives[role], signal.SIGKILL)

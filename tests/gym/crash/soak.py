@@ -94,7 +94,7 @@ async def _gym(
                 lives.turns, lives.cuts = turns + sum(known.turns().values()), cuts + gym.cuts
                 seen(lives)
         except AssertionError as fault:
-            lives.fault = str(fault)[:1000] or repr(fault)
+            lives.fault = (str(fault)[:1000] or repr(fault)) + gym.refusals()
             lives.lost += 1
         finally:
             await gym.close()
