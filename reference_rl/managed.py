@@ -21,6 +21,7 @@ from reference_rl.events import Events
 from reference_rl.gateway import gateway
 from reference_rl.ledger import Ledger
 from reference_rl.living import GymReport, Living
+from reference_rl.office import Office
 from reference_rl.recovery import Recovery, RestartReport
 from reference_rl.restorer import RestoreLimits, Restorer
 from reference_rl.rollouts import RolloutManager
@@ -235,9 +236,9 @@ def assemble(
         limits,
         snapshot_dirs=_snapshot_dirs(settings),
     )
-    recovery = Recovery(
-        tenure, gyms, ledger, store, plane, living, restorer, settings.recovery, settings.switches, events, environments
-    )
+    switches = settings.switches
+    office = Office(tenure, gyms, ledger, store, settings.recovery.reach_s, switches, events, environments)
+    recovery = Recovery(tenure, office, ledger, store, plane, living, restorer, settings.recovery, switches, events)
     return Parts(gyms, ledger, store, living, restorer, recovery)
 
 

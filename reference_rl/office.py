@@ -86,10 +86,8 @@ class Office:
         away: set[str] = set()
 
         async def one(gym: Deployment) -> None:
-            known = self._ledger.read(queries.incarnations, gym.alias)
             try:
-                await self.reach(gym, known)
-                gym.check(self._switches, self._environments.get(gym.alias, ()))
+                await self.discover(gym)
             except (RecoveryFailed, Incompatible) as error:
                 if not gym.optional:
                     raise
@@ -99,18 +97,28 @@ class Office:
         await asyncio.gather(*(one(gym) for gym in self._gyms))
         return away
 
-    async def reach(self, gym: Deployment, required: Mapping[str, str], limit_s: float | None = None) -> None:
-        """Discover a Gym within a limit, and take what is found for the present one.
+    async def discover(self, gym: Deployment, limit_s: float | None = None) -> Mapping[str, str]:
+        """Discover a Gym within a limit, and judge whether the run can use it.
+
+        Returns:
+            The incarnations that the ledger knows, by participant.
 
         Raises:
             RecoveryFailed: it was not found in time.
-            Incompatible: a required participant is none any more.
+            Incompatible: it cannot be used, or a known participant is none any more.
         """
-        await self.reached(gym, lambda: gym.discover(required), limit_s or self._reach_s)
+        known = await self._reach(gym, limit_s)
+        gym.check(self._switches, self._environments.get(gym.alias, ()))
+        return known
+
+    async def _reach(self, gym: Deployment, limit_s: float | None = None) -> Mapping[str, str]:
+        known = self._ledger.read(queries.incarnations, gym.alias)
+        await self.reached(gym, lambda: gym.discover(known), limit_s or self._reach_s)
         found = {p.name: p.incarnation for p in gym.participants}
         if self._discovered.get(gym.alias) != found:
             self._discovered[gym.alias] = found
             self._events.emit("discovered", gym=gym.alias, participants=found)
+        return known
 
     async def reached(self, gym: Deployment, look: Callable[[], Awaitable[object]], limit_s: float) -> None:
         """Look for a Gym until a look succeeds.
@@ -180,7 +188,7 @@ class Office:
     async def _look_again(self, gyms: Sequence[Deployment]) -> None:
         await asyncio.sleep(RETRY_S)
         for gym in gyms:
-            await self.reach(gym, self._ledger.read(queries.incarnations, gym.alias))
+            await self._reach(gym)
 
     async def _highest_epoch(self, gyms: Sequence[Deployment]) -> int:
         highest = 0

@@ -9,7 +9,7 @@ ledger → resume. What is left is started by the dispatcher; token rows that no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -59,7 +59,7 @@ class Recovery:
 
     Args:
         tenure: the controller's tenure.
-        gyms: the Gyms of the run.
+        office: finds the Gyms of the run, and takes office there.
         ledger: the run's ledger.
         store: the snapshots.
         plane: the data plane.
@@ -68,7 +68,6 @@ class Recovery:
         settings: waits and the salvage rule.
         switches: what the column turns on.
         events: where what happened is written.
-        environments: alias → the environments that the run needs there.
 
     Requirements: CKPT-RESTART-001…006, CKPT-RESTART-024, CKPT-RESTART-025, CKPT-RESTART-030…033, CKPT-CTRL-013.
     """
@@ -76,7 +75,7 @@ class Recovery:
     def __init__(
         self,
         tenure: Tenure,
-        gyms: Sequence[Deployment],
+        office: Office,
         ledger: Ledger,
         store: SnapshotStore,
         plane: DataPlane | None,
@@ -85,10 +84,9 @@ class Recovery:
         settings: RecoverySettings,
         switches: Switches,
         events: Events,
-        environments: Mapping[str, set[str]],
     ) -> None:
+        self.office = office
         self._tenure = tenure
-        self._gyms = gyms
         self._ledger = ledger
         self._store = store
         self._plane = plane
@@ -97,8 +95,6 @@ class Recovery:
         self._settings = settings
         self._switches = switches
         self._events = events
-        self._environments = environments
-        self.office = Office(tenure, gyms, ledger, store, settings.reach_s, switches, events, environments)
 
     async def start(self, *, trainer_survives: bool) -> RestartReport:
         """Bring the run to the point where rollouts can be dispatched.
@@ -165,9 +161,7 @@ class Recovery:
 
         Requirements: CKPT-RESTART-050…054, CKPT-RESTART-062.
         """
-        known = self._ledger.read(queries.incarnations, gym.alias)
-        await self.office.reach(gym, known, min(self._settings.reach_s, AGAIN_S))
-        gym.check(self._switches, self._environments.get(gym.alias, ()))
+        known = await self.office.discover(gym, min(self._settings.reach_s, AGAIN_S))
         await self.office.make_known([gym])
         if known == gym.incarnations() and not self._ledger.read(queries.restore_is_open, gym.alias):
             return await self._living.adopt(gym)
