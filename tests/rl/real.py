@@ -23,6 +23,7 @@ RECOVERY = {"reach_s": 30.0, "health_s": 0.2}
 SNAPSHOT = {"timeout_ms": 5000, "durable_timeout_ms": 10_000, "lease_ms": 10_000, "backoff_s": 0.05}
 SURVIVES = {"trainer": {"survives": True}}
 PROCESSES = ("agent", "model", "resources")
+A, B, C, D = (f"m_g0_s{number}" for number in range(4))
 
 
 @contextlib.asynccontextmanager
@@ -64,6 +65,20 @@ async def any_end(bench: Bench) -> dict[str, Any]:
     bench.client.send(signal.SIGUSR1)
     ends = ("snapshot_published", "snapshot_failed", "snapshot_skipped")
     return dict((await until(lambda: bench.events(*ends, after=lines), "a snapshot ends", BOUND_S))[0])
+
+
+async def begin(bench: Bench, *points: str) -> None:
+    """Start the Gym and RL, and wait until A has finished, B holds 2 turns and C holds 4.
+
+    Args:
+        bench: of three siblings or more; the policy holds turn 3 of B and turn 5 of C.
+        points: where RL kills itself.
+    """
+    await bench.start_gym()
+    await bench.start_rl(*points)
+    asked = bench.policy.was_asked
+    await until(lambda: asked(B, 3) and asked(C, 5), "B and C hold turns", BOUND_S)
+    await bench.event("acked")
 
 
 async def snapshot(bench: Bench, outcome: str = "published") -> dict[str, Any]:

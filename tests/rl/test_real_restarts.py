@@ -19,12 +19,26 @@ from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.forks import ForkServer
 from tests.rl.harness import until
 from tests.rl.policy import Policy, serving
-from tests.rl.real import PROCESSES, RECOVERY, SNAPSHOT, SURVIVES, TAXI, bench_of, ended_well, hows, snapshot
+from tests.rl.real import (
+    PROCESSES,
+    RECOVERY,
+    SNAPSHOT,
+    SURVIVES,
+    TAXI,
+    A,
+    B,
+    C,
+    D,
+    begin,
+    bench_of,
+    ended_well,
+    hows,
+    snapshot,
+)
 from tests.rl.relay import KEEP, PASS, Asked, relaying
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
 
-A, B, C, D = (f"m_g0_s{number}" for number in range(4))
 FOUR = TAXI | {"siblings": 4}
 BLIND = {"recovery": {"health_s": 60.0}}
 """RL looks for lost participants so seldom that others notice first."""
@@ -35,13 +49,6 @@ def starts_of(asked: Asked, rollout_id: str) -> list[int]:
     if (asked.method, asked.operation) != ("POST", "rollouts"):
         return []
     return [start["attempt"] for start in asked.body["rollouts"] if start["rollout_id"] == rollout_id]
-
-
-async def under_way(bench: Bench) -> None:
-    """Wait until A has finished, B holds 2 turns and C holds 4."""
-    asked = bench.policy.was_asked
-    await until(lambda: asked(B, 3) and asked(C, 5), "B and C hold turns", BOUND_S)
-    await bench.event("acked")
 
 
 async def test_a_late_start_meets_a_restored_gym(tmp_path: Path, forks: ForkServer) -> None:
@@ -58,9 +65,7 @@ async def test_a_late_start_meets_a_restored_gym(tmp_path: Path, forks: ForkServ
     ):
         relay.rule = lambda asked: KEEP if 0 in starts_of(asked, D) else PASS
         bench.through = {"agent": relay.url}
-        await bench.start_gym()
-        await bench.start_rl()
-        await under_way(bench)
+        await begin(bench)
         await until(lambda: relay.kept, "the start of D is under way", BOUND_S)
         await snapshot(bench)
         await bench.kill({"resources"}, "quiet")
@@ -92,9 +97,7 @@ async def test_a_straggler_is_trained_once(tmp_path: Path, forks: ForkServer) ->
     ):
         relay.rule = lambda asked: KEEP if starts_of(asked, D) else PASS
         bench.through = {"agent": relay.url}
-        await bench.start_gym()
-        await bench.start_rl()
-        await under_way(bench)
+        await begin(bench)
         await until(lambda: relay.kept, "the start of D is under way", BOUND_S)
         await relay.away()
         await bench.event("gym_lost")
@@ -129,9 +132,7 @@ async def test_the_policy_moves_while_rl_is_away(tmp_path: Path, forks: ForkServ
     async with bench_of(forks, tmp_path / "b", new, parts=PROCESSES, **more) as bench:
         async with serving(old):
             bench.move_policy(old)
-            await bench.start_gym()
-            await bench.start_rl()
-            await under_way(bench)
+            await begin(bench)
             await snapshot(bench)
             await bench.kill({"all" if restored else "rl"}, "quiet", lose_disk=restored)
             calls, old.gone = len(old.calls), True
@@ -154,9 +155,7 @@ async def test_a_result_of_newer_weights_runs_again(tmp_path: Path, forks: ForkS
     """
     policy = Policy(hold_from={1: 3, 2: 5}, version=0)
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
-        await bench.start_gym()
-        await bench.start_rl()
-        await under_way(bench)
+        await begin(bench)
         await snapshot(bench)
         policy.version = 7
         await policy.let({2: 99})
@@ -180,9 +179,7 @@ async def test_the_newest_sound_snapshot_is_used(tmp_path: Path, forks: ForkServ
     """
     policy = Policy(hold_from={1: 3, 2: 5})
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
-        await bench.start_gym()
-        await bench.start_rl()
-        await under_way(bench)
+        await begin(bench)
         await snapshot(bench)
         await policy.let({1: 4})
         await until(lambda: policy.was_asked(B, 4), "B has 3 turns", BOUND_S)
@@ -228,9 +225,7 @@ async def test_a_participant_that_is_silent_to_restores_is_named(tmp_path: Path,
         relaying(lambda: bench.urls()["model"]) as relay,
     ):
         bench.through = {"model": relay.url}
-        await bench.start_gym()
-        await bench.start_rl()
-        await under_way(bench)
+        await begin(bench)
         bench.change(snapshot=SNAPSHOT, recovery=RECOVERY)
         await snapshot(bench)
         await bench.kill({"all"}, "quiet")
@@ -258,9 +253,7 @@ async def test_a_server_that_was_a_participant_and_is_none_now(tmp_path: Path, f
     """
     policy = Policy(hold_from={1: 3, 2: 5})
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
-        await bench.start_gym()
-        await bench.start_rl()
-        await under_way(bench)
+        await begin(bench)
         await snapshot(bench)
         url = bench.urls()["model"]
         await bench.kill({"rl", "model"}, "quiet")

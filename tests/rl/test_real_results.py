@@ -14,13 +14,11 @@ from tests.crash_matrix.bench import BOUND_S
 from tests.crash_matrix.forks import ForkServer
 from tests.rl.harness import until
 from tests.rl.policy import Policy
-from tests.rl.real import PROCESSES, SURVIVES, TAXI, bench_of, ended_well, hows, snapshot
+from tests.rl.real import PROCESSES, SURVIVES, TAXI, A, B, C, bench_of, ended_well, hows, snapshot
 from tests.rl.relay import PASS, Asked, relaying
 from tests.rl.world import world_server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
-
-A, B, C = (f"m_g0_s{number}" for number in range(3))
 
 
 async def test_results_survive_a_client_that_never_sent_an_ack(tmp_path: Path, forks: ForkServer) -> None:

@@ -18,15 +18,14 @@ from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.forks import ForkServer
 from tests.rl.harness import until
 from tests.rl.policy import Policy
-from tests.rl.real import PROCESSES, TAXI, any_end, bench_of, ended_well, hows, snapshot
+from tests.rl.real import PROCESSES, TAXI, A, B, C, any_end, begin, bench_of, ended_well, hows, snapshot
 from tests.rl.relay import PASS, Asked, relaying
 from tests.rl.scripted import FAULTS
 from tests.rl.world import World, world_server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
 
-A, B, C = (f"m_g0_s{number}" for number in range(3))
-SLOW = "m_g0_s0"
+SLOW = A
 """Whose tool takes ten minutes."""
 
 
@@ -39,13 +38,6 @@ def conformance(world: World, **changes: Any) -> dict[str, Any]:
     """Return tasks in the conformance environment."""
     task = {"seed": 7, "world_url": world.url, "verify_in_world": False}
     return {"name": "c", "environment": "conformance", "max_turns": 5, "task": task} | changes
-
-
-async def under_way(bench: Bench) -> None:
-    """Wait until A has finished, B holds 2 turns and C holds 4."""
-    asked = bench.policy.was_asked
-    await until(lambda: asked(B, 3) and asked(C, 5), "B and C hold turns", BOUND_S)
-    await bench.event("acked")
 
 
 async def all_open(bench: Bench) -> bool:
@@ -186,9 +178,7 @@ async def test_a_target_that_is_not_empty(tmp_path: Path, forks: ForkServer) -> 
                 (Path(asked.body["target"]["path"]) / "rollouts.jsonl").write_bytes(b"somebody's\n")
 
         bench.through = {"model": relay.url}
-        await bench.start_gym()
-        await bench.start_rl()
-        await under_way(bench)
+        await begin(bench)
         relay.before = write
         failed = await snapshot(bench, "failed")
         assert "target_exists" in failed["reason"]
@@ -208,9 +198,7 @@ async def test_a_controller_that_dies_with_everything_prepared(tmp_path: Path, f
     policy = Policy(hold_from={1: 3, 2: 5})
     wish: dict[str, Any] = {"snapshot": {"lease_ms": 1000}, "trainer": {"survives": True}}
     async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES, **wish) as bench:
-        await bench.start_gym()
-        await bench.start_rl("snapshot.prepared:1")
-        await under_way(bench)
+        await begin(bench, "snapshot.prepared:1")
         assert bench.client is not None
         bench.client.send(signal.SIGUSR1)
         await bench.stopped_at("snapshot.prepared")
