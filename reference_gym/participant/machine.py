@@ -27,7 +27,7 @@ from reference_gym.participant.errors import (
 from reference_gym.participant.phases import Answer, EndedAs, Last, Open, Phase, Todo, Where
 from spec.wire import CheckpointId, ControllerPair
 
-__all__ = ["Answer", "EndedAs", "Last", "Machine", "Open", "Phase", "Step", "Todo", "Where"]
+__all__ = ["Machine", "Step"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_gym.participant import serve_aiohttp
-from reference_gym.participant.machine import Phase
+from reference_gym.participant.phases import Phase
 from spec import wire
 from tests.gym.participant.kit import RUN, Gym, until
 

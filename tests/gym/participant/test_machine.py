@@ -11,7 +11,8 @@ import pytest
 
 import spec
 from reference_gym.participant.errors import ProtocolError, StaleController
-from reference_gym.participant.machine import Answer, EndedAs, Last, Machine, Phase, Step, Todo
+from reference_gym.participant.machine import Machine, Step
+from reference_gym.participant.phases import Answer, EndedAs, Last, Phase, Todo
 from spec.wire import CheckpointId, ControllerPair
 
 TABLE = spec.load("1.0").machine

@@ -11,7 +11,8 @@ import threading
 from typing import Any
 
 from reference_gym.participant.committing import Commit, Writer
-from reference_gym.participant.machine import Machine, Phase, Step, Todo
+from reference_gym.participant.machine import Machine, Step
+from reference_gym.participant.phases import Phase, Todo
 from tests.mutants.seam import wrap
 
 TARGETS = "durability"

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from reference_gym.participant.machine import Machine, Phase, Step
+from reference_gym.participant.machine import Machine, Step
+from reference_gym.participant.phases import Phase
 from spec.wire import CheckpointId
 from tests.mutants.seam import wrap
 
