@@ -74,6 +74,8 @@ class ManagedSession(Session):
                 for task in self.background:
                     task.cancel()
                 await asyncio.gather(*self.background, return_exceptions=True)
+                for manager in self.managers.values():
+                    await manager.close()
 
     def _assemble(self, http: httpx.AsyncClient) -> None:
         settings = self.settings

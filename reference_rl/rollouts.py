@@ -86,6 +86,7 @@ class RolloutManager:
         self._debts: asyncio.Event = asyncio.Event()
         self._unreachable_since: dict[str, float] = {}
         self._settling: asyncio.Lock = asyncio.Lock()
+        self._sending: asyncio.Task[int] | None = None
         self._rewind = False
         self._taking: list[asyncio.Task[list[Settled]]] = []
 
@@ -102,6 +103,7 @@ class RolloutManager:
         """
         self._lost.clear()
         self._unreachable_since.clear()
+        await self.close()  # what was sent to the Gym as it was before may have come to nothing
         loops: list[Coroutine[Any, Any, None]] = [self._dispatch(), self._feed(), self._ack(), self._watch()]
         tasks = [asyncio.create_task(loop) for loop in loops]
         lost = asyncio.create_task(self._lost.wait())
@@ -305,16 +307,35 @@ class RolloutManager:
         settled = 0
         async with self._settling:
             while True:
-                owed = self._ledger.read(queries.debts, self.gym.alias, 1000)
-                if not owed:
-                    return settled
-                receipts = next(batches(owed, self.gym.owner.capabilities.limits, Receipt._asdict))
-                reply = await self.gym.owner.client.acks(receipts)
-                failpoints.hit("result.acked")
-                pairs = [(receipt, o.outcome) for receipt, o in zip(receipts, reply.outcomes, strict=True)]
-                counts = await self._ledger.do(settling.clear_debts, self.gym.alias, pairs)
-                settled += len(pairs)
-                self._events.emit("acked", gym=self.gym.alias, **counts)
+                if self._sending is None:
+                    owed = self._ledger.read(queries.debts, self.gym.alias, 1000)
+                    if not owed:
+                        return settled
+                    self._sending = asyncio.create_task(self._send_acks(owed))
+                # Whoever stops waiting here leaves the ACKs on their way: the next one takes up their answer.
+                try:
+                    settled += await asyncio.shield(self._sending)
+                finally:
+                    if self._sending.done():
+                        self._sending = None
+
+    async def _send_acks(self, owed: Sequence[Receipt]) -> int:
+        """Send as many ACKs as one call may hold, and clear the debts that it settles; return how many."""
+        receipts = next(batches(owed, self.gym.owner.capabilities.limits, Receipt._asdict))
+        reply = await self.gym.owner.client.acks(receipts)
+        failpoints.hit("result.acked")
+        pairs = [(receipt, o.outcome) for receipt, o in zip(receipts, reply.outcomes, strict=True)]
+        counts = await self._ledger.do(settling.clear_debts, self.gym.alias, pairs)
+        self._events.emit("acked", gym=self.gym.alias, **counts)
+        return len(pairs)
+
+    async def close(self) -> None:
+        """Give up the ACKs that are on their way and for whose answer nobody waits."""
+        async with self._settling:
+            if self._sending is not None:
+                self._sending.cancel()
+                await asyncio.gather(self._sending, return_exceptions=True)
+                self._sending = None
 
     # --- health -----------------------------------------------------------------------------------------------
 

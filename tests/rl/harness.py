@@ -39,7 +39,10 @@ async def until(condition: Callable[[], Any], what: str, bound_s: float = BOUND_
 
 
 def settings(run_dir: Path, gym: ScriptedParticipant | str, **changes: Any) -> RunSettings:
-    """Return settings for a test; ``changes`` replace whole fields, ``snapshot`` and the like are merged."""
+    """Return settings for a test; ``changes`` replace whole fields, ``snapshot`` and the like are merged.
+
+    Calls are not given up, and so not repeated, because a machine is slow: tests count them.
+    """
     content: dict[str, Any] = {
         "run_id": "r1",
         "run_dir": str(run_dir),
@@ -48,7 +51,7 @@ def settings(run_dir: Path, gym: ScriptedParticipant | str, **changes: Any) -> R
         "policy": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "chat_completions"},
         "tasks": {"environment": ENVIRONMENT, "groups": 1, "siblings": 3, "max_turns": 5, "task": {"seed": 7}},
         "snapshot": {"timeout_ms": 3000, "durable_timeout_ms": 10_000, "lease_ms": 6000, "backoff_s": 0.01},
-        "client": {"attempts": 2, "first_wait_s": 0.01, "longest_wait_s": 0.02, "call_ms": 2000, "grace_s": 2.0},
+        "client": {"attempts": 2, "first_wait_s": 0.01, "longest_wait_s": 0.02, "call_ms": 2000, "grace_s": 20.0},
         "recovery": {"reach_s": 5.0, "restore_tries": 3, "health_s": 0.1},
     }
     for name, value in changes.items():

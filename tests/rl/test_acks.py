@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,49 @@ def test_each_settled_outcome_clears_the_debt(tmp_path: Path, outcome: str) -> N
     ledger.call(settling.clear_debts, "gym", [(served.receipt, outcome)])
     assert [] == ledger.read(queries.debts, "gym")
     ledger.close()
+
+
+async def test_the_end_of_a_run_repeats_no_ack_that_is_on_its_way(tmp_path: Path) -> None:
+    """CKPT-ACK-018: everything is trained while the last ACK is not answered yet: its answer is awaited."""
+    gym = one_gym()
+    gym.hold["acks"] = asyncio.Event()
+    async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
+        await under_way(run, gym)
+        for rollout_id in (A, B, C):
+            gym.finish(rollout_id)
+        await until((run.run_dir / "results.jsonl").exists, "the run is at its end")
+        gym.hold["acks"].set()
+        assert 0 == await run.done()
+    assert {A: 1, B: 1, C: 1} == acks_of(gym)
+
+
+async def test_a_snapshot_that_does_not_wait_for_an_ack_takes_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CKPT-SNAP-003, CKPT-ACK-018: the snapshot goes on without the answer; that comes later, and no second ACK."""
+    monkeypatch.setattr("reference_rl.checkpointer.SETTLE_S", 0.01)
+    gym = one_gym()
+    gym.hold["acks"] = asyncio.Event()
+    async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
+        await under_way(run, gym)
+        gym.page_gate = asyncio.Event()
+        for rollout_id in (A, B):
+            gym.finish(rollout_id)
+        gym.page_gate.set()
+        await run.event("trained", 2)
+        assert "published" == (await run.snapshot()).outcome
+        assert "published" == (await run.session.checkpointer.take(only_if_moved=False)).outcome  # type: ignore[union-attr] # it is there
+        assert 2 == run.session.ledger.read(queries.debt_count)
+        gym.hold["acks"].set()
+        await until(lambda: {A, B} <= gym.released.keys(), "both are released")
+        gym.finish(C)
+        assert 0 == await run.done()
+    assert {A: 1, B: 1, C: 1} == acks_of(gym)
+
+
+def acks_of(gym: ScriptedParticipant) -> Counter[str]:
+    """Return how often each rollout was acknowledged."""
+    return Counter(receipt["rollout_id"] for body in calls_of(gym)["acks"] for receipt in body["receipts"])
 
 
 async def test_released_for_an_unfinished_rollout_stops_the_run(tmp_path: Path) -> None:
