@@ -20,7 +20,7 @@ from itertools import count
 from typing import Literal
 
 from reference_gym.participant.clock import Clock
-from reference_gym.participant.slices import STEPS
+from reference_gym.participant.slices import Steps
 
 Kind = Literal["effect", "verification", "generation", "worker"]
 MAX_BLOCKERS = 100
@@ -92,6 +92,7 @@ class Gate:
         self._numbers = count()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._waking: deque[asyncio.Future[None]] = deque()
+        self._steps = Steps()
 
     @property
     def is_open(self) -> bool:
@@ -278,10 +279,12 @@ class Gate:
             self._wake_some()
 
     def _wake_some(self) -> None:
-        for _ in range(min(STEPS, len(self._waking))):
+        for _ in range(min(self._steps.next(), len(self._waking))):
             _wake(self._waking.popleft())
         if self._waking:
             asyncio.get_running_loop().call_soon(self._wake_some)
+        else:
+            self._steps.pause()
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from reference_gym.participant.log_format import Entry
 from reference_gym.participant.log_state import LogState
 from reference_gym.participant.log_writer import LogWriter, Mark
-from reference_gym.participant.slices import STEPS
+from reference_gym.participant.slices import Steps
 
 
 class Journal(Protocol):
@@ -108,6 +108,7 @@ class LogJournal:
         self._written = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waking = False
+        self._steps = Steps()
         self._lost = False
 
     def open(self, make: Callable[..., LogWriter], state: LogState) -> None:
@@ -199,9 +200,10 @@ class LogJournal:
 
     def _wake_some(self) -> None:
         """Wake the first of those whose notes are written, and the others in slices: each of them runs right after."""
-        for _ in range(STEPS):
+        for _ in range(self._steps.next()):
             if not self._waiting or self._waiting[0][0] > self._written:
                 self._waking = False
+                self._steps.pause()
                 return
             _, waiting = self._waiting.popleft()
             if not waiting.done():

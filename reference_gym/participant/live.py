@@ -28,7 +28,7 @@ from reference_gym.participant.jsontext import NotRepresentable
 from reference_gym.participant.records import BoundaryStore, Record
 from reference_gym.participant.result import conclude
 from reference_gym.participant.rollout import Rollout, internal_failure
-from reference_gym.participant.slices import STEPS
+from reference_gym.participant.slices import Steps
 from reference_gym.participant.state import (
     Agent,
     RolloutFailure,
@@ -223,8 +223,9 @@ class LiveRollouts(ABC):
             self._spawn(self._cancel_all(gone), "ending of dropped rollouts")
 
     async def _cancel_all(self, gone: dict[str, Entry]) -> None:
+        steps = Steps()
         while gone:
-            for _ in range(min(STEPS, len(gone))):
+            for _ in range(min(steps.next(), len(gone))):
                 self._cancel(gone.popitem()[1])
             await asyncio.sleep(0)
         self._dropped = [dropped for dropped in self._dropped if dropped is not gone]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from reference_gym.participant.jsontext import encode
 from reference_gym.participant.live import BuiltRollouts, Entry, LiveRollouts, Shared
 from reference_gym.participant.result import Receipt
 from reference_gym.participant.rollout import Rollout
-from reference_gym.participant.slices import STEPS, Slices
+from reference_gym.participant.slices import Slices, Steps
 from reference_gym.participant.state import (
     Policy,
     Start,
@@ -342,18 +342,20 @@ class Registry(LiveRollouts):
 
     def continue_restored(self) -> None:
         """Run every restored rollout (CKPT-RESTORE-033): some now, the others in slices while the gate is open."""
+        steps = Steps()
         waiting = [entry for entry in self.live.values() if entry.task is None and entry.restart is None]
-        for entry in waiting[:STEPS]:
+        first = steps.next()
+        for entry in waiting[:first]:
             self._continue(entry)
-        if len(waiting) > STEPS:
-            self._spawn(self._continue_all(waiting[STEPS:]), "continuing of restored rollouts")
+        if len(waiting) > first:
+            self._spawn(self._continue_all(deque(waiting[first:]), steps), "continuing of restored rollouts")
 
-    async def _continue_all(self, waiting: Sequence[Entry]) -> None:
-        for number, entry in enumerate(waiting):
-            if number % STEPS == 0:
-                await asyncio.sleep(0)
-            await self._shared.gate.wait_open("")  # What has not begun when the next prepare comes begins after it.
-            self._continue(entry)
+    async def _continue_all(self, waiting: deque[Entry], steps: Steps) -> None:
+        while waiting:
+            await asyncio.sleep(0)
+            for _ in range(min(steps.next(), len(waiting))):
+                await self._shared.gate.wait_open("")  # What has not begun when the next prepare comes begins after it.
+                self._continue(waiting.popleft())
 
     def _continue(self, entry: Entry) -> None:
         if entry.task is None and not entry.rollout.ended:

@@ -34,7 +34,7 @@ from reference_gym.participant.phases import Answer, EndedAs, Phase, Where
 from reference_gym.participant.restorer import Restorer
 from reference_gym.participant.restoring import compared, require_above_fences
 from reference_gym.participant.result import Receipt
-from reference_gym.participant.slices import STEPS, Slices
+from reference_gym.participant.slices import Slices, Steps
 from reference_gym.participant.staging import Staging, Upload
 from spec.messages import (
     AbortRequest,
@@ -178,10 +178,12 @@ class Participant(Commits):
         self._admit(caller)
         self.machine = self.machine.used()
         receipts: list[Receipt | None] = []
-        for number, fence in enumerate(request.rollouts, 1):
-            receipts.append(self._retire(fence.rollout_id, fence.through_attempt))
-            if number % STEPS == 0:
-                await asyncio.sleep(0)
+        steps = Steps()
+        while len(receipts) < len(request.rollouts):
+            first = len(receipts)
+            some = request.rollouts[first : first + steps.next()]
+            receipts += [self._retire(fence.rollout_id, fence.through_attempt) for fence in some]
+            await asyncio.sleep(0)
         failpoints.reach("retire.fenced")
         while any(self._freeing(fence.rollout_id, fence.through_attempt) for fence in request.rollouts):
             if not await self.wait_move(deadline):

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from reference_gym.participant import failpoints
 from reference_gym.participant.core import Core
 from reference_gym.participant.errors import ArgumentConflict, Internal, SessionLost, StaleAttempt
-from reference_gym.participant.slices import STEPS, Slices
+from reference_gym.participant.slices import Slices
 from reference_gym.participant.state import Captured, EffectCall, Json, Owns, Restored
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,6 @@ class Sessions:
     def install(self, built: dict[str, Session]) -> None:
         """Make the built sessions current; the others are closed, in slices, when this step is over."""
         earlier, self._sessions = self._sessions, built
-        _close_some(earlier)
         if earlier:
             task = asyncio.get_running_loop().create_task(self.discard(earlier), name="closing of sessions")
             self._closing.add(task)
@@ -276,9 +275,10 @@ class Sessions:
 
     async def discard(self, built: dict[str, Session]) -> None:
         """Close sessions that nobody installed."""
+        slices = Slices()
         while built:
-            _close_some(built)
-            await asyncio.sleep(0)
+            _close(built.pop(next(iter(built))))
+            await slices.give_way()
 
     def drop(self, rollout_id: str) -> None:
         """Close the session of a rollout."""
@@ -426,12 +426,6 @@ class _Lost:
 def _input(tool: str, args: Json) -> str:
     """Return what is compared of an effect: JSON text, because in Python true equals 1."""
     return json.dumps([tool, args], sort_keys=True)
-
-
-def _close_some(sessions: dict[str, Session]) -> None:
-    """Free the first of some sessions; not more, because each of them is the author's work."""
-    for _ in range(min(STEPS, len(sessions))):
-        _close(sessions.pop(next(iter(sessions))))
 
 
 def _close(session: Session) -> None:

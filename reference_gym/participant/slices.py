@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long work in short pieces, so that the event loop serves others in between.
 
-Three kinds of work take long with large state: what the event loop itself does to every rollout (``Slices``), what a
-thread does while it holds the interpreter's lock (``Rests``), and the freeing of what nobody needs any more, which is
-work too: a dictionary of ten thousand rollouts that is let go at once holds up everybody (``Remains``, ``free``).
+Four kinds of work take long with large state: what the event loop itself does to every rollout (``Slices``), what the
+tasks do that it begins or wakes (``Steps``), what a thread does while it holds the interpreter's lock (``Rests``), and
+the freeing of what nobody needs any more, which is work too: a dictionary of ten thousand rollouts that is let go at
+once holds up everybody (``Remains``, ``free``).
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SLICE_S = 0.002
 """How long work goes on before the event loop serves others, in seconds."""
 STEPS = 10
-"""How many tasks are begun, woken or ended before the event loop serves others: each of them runs right after."""
+"""How many tasks are begun, woken or ended at most before the event loop serves others."""
 _WORK_S, _REST_S = 0.001, 0.00005
 
 
@@ -32,6 +33,35 @@ class Slices:
         if time.perf_counter() >= self._until:
             await asyncio.sleep(0)
             self._until = time.perf_counter() + SLICE_S
+
+
+class Steps:
+    """Tells how many tasks to begin, wake or end before the event loop serves others: each of them runs right after.
+
+    How long they take is their authors' affair and is known afterwards only: where the event loop came back later than
+    after a slice, fewer follow, and else one more.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._count = 1
+        self._asked: float | None = None
+
+    def next(self) -> int:
+        """Return how many there may be now; to be called once in each turn of the event loop."""
+        now = self._clock()
+        if self._asked is not None:
+            late = now - self._asked > SLICE_S
+            self._count = max(1, self._count // 2) if late else min(STEPS, self._count + 1)
+        self._asked = now
+        return self._count
+
+    def pause(self) -> None:
+        """Note that there is nothing more to do for now: what the event loop does until then says nothing."""
+        self._asked = None
 
 
 class Rests:

@@ -18,7 +18,7 @@ from reference_gym.participant.collecting import EVERY_S, LITTLE, FullCollection
 from reference_gym.participant.gate import Gate, Position
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.result import validator
-from reference_gym.participant.slices import STEPS, Remains
+from reference_gym.participant.slices import SLICE_S, STEPS, Remains, Steps
 from tests.gym.participant.kit import Gym, MovedClock, settle, until
 
 
@@ -112,6 +112,30 @@ async def test_what_closes_again_before_all_were_woken_holds_them() -> None:
     gate.move(Position.OPEN)
     await asyncio.wait_for(asyncio.gather(*waiting), 5)
     assert 10 * STEPS == len(through)
+
+
+@pytest.mark.parametrize(
+    ("took", "expected"),
+    [
+        ([0.1] * 12, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10]),
+        ([0.1, 0.1, 0.1, 2, 0.1, 2, 2, 2], [1, 2, 3, 4, 2, 3, 1, 1, 1]),
+    ],
+    ids=["they take next to nothing", "some take long"],
+)
+def test_how_many_tasks_follow_depends_on_what_the_last_ones_took(took: list[float], expected: list[int]) -> None:
+    """As many as the event loop runs within a slice, each of whose lengths is given here in slices."""
+    times = [SLICE_S * sum(took[:number]) for number in range(len(took) + 1)]
+    steps = Steps(iter(times).__next__)
+    assert expected == [steps.next() for _ in times]
+
+
+def test_a_pause_says_nothing_about_how_long_tasks_take() -> None:
+    """What the event loop does while there is nothing to wake is not counted."""
+    times = iter([0.0, SLICE_S / 10, 1000.0, 1000.0 + SLICE_S / 10])
+    steps = Steps(times.__next__)
+    assert [1, 2] == [steps.next(), steps.next()]
+    steps.pause()
+    assert [2, 3] == [steps.next(), steps.next()]
 
 
 async def test_what_nobody_needs_is_freed_while_others_are_served() -> None:
