@@ -8,14 +8,13 @@ that decides between keeping the incarnation and taking a new one: it returns th
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from reference_gym.participant.journal import LogJournal
-from reference_gym.participant.log_end import END_FILE, End, read_end
+from reference_gym.participant.log_end import END_FILES, End, read_ends, untouched
 from reference_gym.participant.log_format import (
     TEMPORARY,
     Entry,
@@ -30,8 +29,6 @@ from reference_gym.participant.log_writer import SEGMENT_BYTES, LogWriter, Segme
 
 logger = logging.getLogger(__name__)
 
-_SAID_NS = 5_000_000_000
-"""How long after a write its acknowledged end is noted at most, in nanoseconds; otherwise somebody else wrote it."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -40,7 +37,7 @@ class Recovered:
     """What a log holds: the state, and every boundary and result that lives, as it was written.
 
     ``newest`` is the segment with which it ends, ``end`` the offset after the last frame there; ``acknowledged`` is the
-    end of what somebody was told.
+    end of what somebody was told, ``changed`` says that somebody else has written it since.
     """
 
     state: LogState
@@ -49,6 +46,7 @@ class Recovered:
     newest: int
     end: int
     acknowledged: End
+    changed: bool
 
 
 def read_log(directory: Path) -> Recovered | None:
@@ -61,38 +59,39 @@ def read_log(directory: Path) -> Recovered | None:
     if not numbers:
         return None
     newest = numbers[-1]
-    state, end = _replay(directory, newest)
+    state, end, end_ns = _replay(directory, newest)
     if state.ended:
         newest += 1
         following = directory / segment_name(newest)
         if not following.with_suffix(TEMPORARY).exists():
             raise LogDamaged(f"{following.name} is missing: {segment_name(newest - 1)} says that it follows")
         following.with_suffix(TEMPORARY).rename(following)
-        state, end = _replay(directory, newest)
-    acknowledged = read_end(directory)
+        state, end, end_ns = _replay(directory, newest)
+    acknowledged, before = read_ends(directory)
     if (newest, end) < (acknowledged.segment, acknowledged.offset):
         told = f"{segment_name(acknowledged.segment)} up to byte {acknowledged.offset} was acknowledged"
         raise LogDamaged(f"{segment_name(newest)} ends at byte {end}, and {told}")
     records = {key: _live(directory, state, key) for key in state.records}
     results = {key: read_entry(directory, place) for key, (_, place) in state.results.items()}
-    return Recovered(state, records, results, newest, end, acknowledged)
+    changed = not untouched(acknowledged, before, end_ns)
+    return Recovered(state, records, results, newest, end, acknowledged, changed)
 
 
-def _replay(directory: Path, number: int) -> tuple[LogState, int]:
-    """Return what a segment says, and the offset after its last frame."""
+def _replay(directory: Path, number: int) -> tuple[LogState, int, int]:
+    """Return what a segment says, the offset after its last frame, and the time which that names."""
     path = directory / segment_name(number)
     state: LogState | None = None
-    end = 0
-    for entries, after in read_frames(path, number):
-        end = after
+    end = end_ns = 0
+    for found in read_frames(path, number):
+        end, end_ns = found.after, found.end_ns
         if state is None:
-            state = LogState.of([entry for entry, _ in entries], path.name)
+            state = LogState.of([entry for entry, _ in found.entries], path.name)
             continue
-        for entry, place in entries:
+        for entry, place in found.entries:
             state.apply(entry, place)
     if state is None:
         raise LogDamaged(f"{path.name} ends within its base")
-    return state, end
+    return state, end, end_ns
 
 
 def _live(directory: Path, state: LogState, rollout_id: str) -> Entry:
@@ -113,29 +112,18 @@ def disbelief(recovered: Recovered, life: Life, directory: Path) -> str | None:
     earlier = recovered.state.life
     if (earlier.participant, earlier.owns) != (life.participant, life.owns):
         return f"the log is of participant {earlier.participant}, which owned {', '.join(earlier.owns)}"
-    newest = (directory / segment_name(recovered.newest)).stat()
-    if earlier.inode != newest.st_ino:
+    if earlier.inode != (directory / segment_name(recovered.newest)).stat().st_ino:
         return "the log is a copy: the participant may have gone on since it was made"
     if earlier.boot is None or earlier.boot != life.boot:
         if not earlier.synced:
             return "the machine has been started anew, and not every boundary was synced"
         # What the machine had not written yet is gone, the newest times of files among it.
-    elif _changed(recovered.acknowledged, recovered.newest, newest):
+    elif recovered.changed:
         return "the log was changed after its writer: an older copy may have been put in its place"
     if recovered.state.begun:
         rollout_id, (request_id, *_) = next(iter(recovered.state.begun.items()))
         return f"effect {request_id} of {rollout_id} has begun and is not recorded"
     return None
-
-
-def _changed(told: End, number: int, newest: os.stat_result) -> bool:
-    """Return whether somebody has changed the newest segment after its writer, or the acknowledged end itself."""
-    if told.changed_ns == 0:
-        return False
-    if (told.segment, told.offset) == (number, newest.st_size):
-        return told.changed_ns != newest.st_ctime_ns
-    # The last write was not acknowledged any more, and nobody has noted when it came.
-    return not 0 <= told.written_ns - told.changed_ns <= _SAID_NS
 
 
 def boot_id() -> str | None:
@@ -194,8 +182,9 @@ class LogFile:
         for number in segments(self.directory):
             path = self.directory / segment_name(number)
             path.rename(self._refused / path.name)
-        with suppress(FileNotFoundError):
-            (self.directory / END_FILE).rename(self._refused / END_FILE)
+        for name in END_FILES:
+            with suppress(FileNotFoundError):
+                (self.directory / name).rename(self._refused / name)
 
     def open(self, journal: LogJournal, life: Life, recovered: Recovered | None) -> None:
         """Begin to write, in a segment of its own."""
@@ -203,7 +192,7 @@ class LogFile:
         if recovered is None:
             state, previous, kept = LogState(life), None, {}
         else:
-            state, previous = recovered.state, (recovered.newest, recovered.end)
+            state, previous = recovered.state, (recovered.newest, recovered.end, recovered.acknowledged)
             state.life = life
             kept = {number: self._segment(number) for number in segments(self.directory)}
         make = partial(LogWriter, self.directory, previous=previous, kept=kept, segment_bytes=self.segment_bytes)

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The acknowledged end of a boundary log: a file of one record beside the segments, written before anybody is told.
+"""The acknowledged end of a boundary log: two small files beside the segments, written in turn before anybody is told.
 
-It says where the log ended, and when that segment was last changed by its writer. A log that ends earlier has lost
-something that was acknowledged; one whose segment was changed since has been written by somebody else, e.g. by whoever
-put an older copy in its place. After SIGKILL both files are as the process left them.
+The newer one says where the log ended; a log that ends earlier has lost something that was acknowledged. It also says
+when the older one was changed last, by the file system's time, and each frame of the log says that of the newer one. So
+a log of a while ago is recognised too that somebody has put in the place of this one, whole and with its acknowledged
+end: nobody can give files the times of their last change that their content names.
+
+SIGKILL may end a write after the system has noted its time and before a byte has come, so that the one file that was
+being written says nothing by its time. Whichever it was, the times of the two others are still those that were named:
+
+- a segment: the newer file says when the older one was changed;
+- the older file, about to be the newer: the last frame of the log, written before, says when the newer one was changed.
+
+``untouched`` asks for one of the two. Nothing here compares a time with the clock.
 """
 
 from __future__ import annotations
@@ -16,66 +25,97 @@ from typing import NamedTuple
 
 from reference_gym.participant.log_format import LogDamaged
 
-END_FILE = "end"
-_MAGIC = b"GYMLOGE1"
-_RECORD = struct.Struct("<8sIQQ")
-_CHECKED = struct.Struct("<8sIQQI")
+END_FILES = ("end.0", "end.1")
+"""The one with the number of an end modulo two is written by it."""
+_MAGIC = b"GYMLOGE3"
+_RECORD = struct.Struct("<8sQIQQ")
+_CHECKED = struct.Struct("<8sQIQQI")
 
 
 class End(NamedTuple):
-    """``changed_ns`` is the segment's ctime when it was written last; 0 says nothing.
+    """One acknowledged end; ``other_ns`` is the ctime of the other file when it was said.
 
-    ``written_ns``, where it was read back, is when that was said: the ctime of the file.
+    ``changed_ns``, where it was read back, is the ctime of its own file.
     """
 
+    number: int
     segment: int
     offset: int
-    changed_ns: int
-    written_ns: int = 0
+    other_ns: int
+    changed_ns: int = 0
 
 
-class EndFile:
-    """The file, open for its writer.
+class EndFiles:
+    """The two files, open for their writer.
 
     Args:
         directory: of the log.
-        end: what is said at first.
+        newer: what was said last, as it was read back; None for a new log.
     """
 
-    def __init__(self, directory: Path, end: End) -> None:
+    def __init__(self, directory: Path, newer: End | None) -> None:
+        if newer is None:
+            for name in END_FILES:
+                (directory / name).unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(directory / END_FILE, flags, 0o600)
-        self.write(end)
+        self._descriptors = [os.open(directory / name, flags, 0o600) for name in END_FILES]
+        self._number = 0 if newer is None else newer.number
+        self.changed_ns = 0 if newer is None else newer.changed_ns
+        """The ctime of the newer file."""
+        if newer is None:
+            for _ in END_FILES:
+                self.write(1, 0)
 
-    def write(self, end: End) -> None:
+    def write(self, segment: int, offset: int) -> None:
         """Say where the log ends now; one small write, which the end of the process does not tear."""
-        record = _RECORD.pack(_MAGIC, end.segment, end.offset, end.changed_ns)
-        os.pwrite(self._descriptor, record + struct.pack("<I", zlib.crc32(record)), 0)
+        self._number += 1
+        record = _RECORD.pack(_MAGIC, self._number, segment, offset, self.changed_ns)
+        descriptor = self._descriptors[self._number % 2]
+        os.pwrite(descriptor, record + struct.pack("<I", zlib.crc32(record)), 0)
+        self.changed_ns = os.fstat(descriptor).st_ctime_ns
 
     def sync(self) -> None:
-        """Make the file itself durable; what it says later may be lost with the machine, and is then an earlier end."""
-        os.fsync(self._descriptor)
+        """Make the files themselves durable; what they say later may be lost with the machine: then it is earlier."""
+        for descriptor in self._descriptors:
+            os.fsync(descriptor)
 
     def close(self) -> None:
-        """Close it."""
-        os.close(self._descriptor)
+        """Close them."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
-def read_end(directory: Path) -> End:
-    """Return the acknowledged end of a log.
+def read_ends(directory: Path) -> tuple[End, End]:
+    """Return the acknowledged end of a log, and the one before it.
 
     Raises:
-        LogDamaged: it is missing or damaged.
+        LogDamaged: a file is missing or damaged.
     """
+    first, second = (_read(directory / name) for name in END_FILES)
+    return (first, second) if first.number > second.number else (second, first)
+
+
+def _read(path: Path) -> End:
     try:
-        data = (directory / END_FILE).read_bytes()
-        written_ns = (directory / END_FILE).stat().st_ctime_ns
+        data = path.read_bytes()
+        changed_ns = path.stat().st_ctime_ns
     except OSError as error:
-        raise LogDamaged(f"the file {END_FILE} cannot be read: {error.strerror}") from error
+        raise LogDamaged(f"the file {path.name} cannot be read: {error.strerror}") from error
     try:
-        magic, segment, offset, changed_ns, checksum = _CHECKED.unpack(data)
+        magic, number, segment, offset, other_ns, checksum = _CHECKED.unpack(data)
     except struct.error:
-        magic, segment, offset, changed_ns, checksum = b"", 0, 0, 0, 0
+        magic, number, segment, offset, other_ns, checksum = b"", 0, 0, 0, 0, 0
     if magic != _MAGIC or checksum != zlib.crc32(data[: _RECORD.size]):
-        raise LogDamaged(f"the file {END_FILE} is damaged")
-    return End(segment, offset, changed_ns, written_ns)
+        raise LogDamaged(f"the file {path.name} is damaged")
+    return End(number, segment, offset, other_ns, changed_ns)
+
+
+def untouched(newer: End, older: End, end_ns: int) -> bool:
+    """Return whether nobody but the log's writer has written the files since.
+
+    Args:
+        newer: the acknowledged end.
+        older: the one before it.
+        end_ns: what the last frame of the log says of the file that was the newer one then.
+    """
+    return newer.other_ns == older.changed_ns or newer.changed_ns == end_ns

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary log's bytes: segments of frames, frames of entries.
 
-A segment is a file ``00000001.log``. A frame is ``length, crc32, crc32 of these two`` and that many bytes of entries;
-it counts whole or not at all. An entry is ``header length, blob length, crc32`` of both, a header of JSON text and a
-blob of bytes that are never looked into; the checksum of a frame is that of these three numbers of its entries. All
-numbers are unsigned and little endian; the lengths of frames and blobs have 64 bits (all that a restore installs is one
-frame, whatever its size), the others 32. The first frame of a segment is its base: all state but the bytes of
-boundaries and results, which it names by their places in this and in earlier segments. A segment gets its name when its
-base is complete and the one before it has ended with an entry that says so: a log whose end is missing is told from a
-shorter one.
+A segment is a file ``00000001.log``. A frame is ``length, time, crc32, crc32 of these three`` and that many bytes of
+entries; it counts whole or not at all. The time is that of the acknowledged end before it (``log_end``). An entry is
+``header length, blob length, crc32`` of both, a header of JSON text and a blob of bytes that are never looked into; the
+checksum of a frame is that of these three numbers of its entries. All numbers are unsigned and little endian; times and
+the lengths of frames and blobs have 64 bits (all that a restore installs is one frame, whatever its size), the others
+32. The first frame of a segment is its base: all state but the bytes of boundaries and results, which it names by their
+places in this and in earlier segments. A segment gets its name when its base is complete and the one before it has
+ended with an entry that says so: a log whose end is missing is told from a shorter one.
 
 What ends early, at the very end of the newest segment, is a frame whose writing was interrupted: nobody was told of it.
 Everything else that does not fit is damage, and is named (``LogDamaged``).
@@ -27,11 +27,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 from reference_gym.participant.slices import Rests
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
-_FRAME = struct.Struct("<QII")
-_CHECKED = struct.Struct("<QI")
+_FRAME = struct.Struct("<QQII")
+_CHECKED = struct.Struct("<QQI")
 """What the second checksum of a frame is about."""
 _ENTRY = struct.Struct("<IQI")
 _PIECE = 1024 * 1024
@@ -78,8 +78,21 @@ class Frame:
     size: int
 
 
-def encode_frame(entries: list[Entry]) -> Frame:
-    """Return the bytes of entries that belong together; on a thread, where there may be many of them."""
+class Found(NamedTuple):
+    """A whole frame of a segment: its entries and their places, the offset after it, and the time that it names."""
+
+    entries: list[tuple[Entry, Place]]
+    after: int
+    end_ns: int
+
+
+def encode_frame(entries: list[Entry], end_ns: int) -> Frame:
+    """Return the bytes of entries that belong together; on a thread, where there may be many of them.
+
+    Args:
+        entries: the changes.
+        end_ns: the ctime of the file that holds the acknowledged end.
+    """
     rests = Rests()
     pieces: list[bytes] = []
     places: list[Place] = []
@@ -96,7 +109,7 @@ def encode_frame(entries: list[Entry]) -> Frame:
         places.append(Place(0, at, len(header), blob))
         pieces += (preamble, header, *entry.pieces)
         at += _ENTRY.size + len(header) + blob
-    begin = _CHECKED.pack(at - _FRAME.size, whole)
+    begin = _CHECKED.pack(at - _FRAME.size, end_ns, whole)
     return Frame((begin + struct.pack("<I", zlib.crc32(begin)), *pieces), tuple(places), at)
 
 
@@ -129,8 +142,8 @@ def segments(directory: Path) -> list[int]:
     return sorted(int(name[:8]) for name in found if is_segment(name))
 
 
-def read_frames(path: Path, number: int) -> Iterator[tuple[list[tuple[Entry, Place]], int]]:
-    """Yield the whole frames of a segment, each with the offset after it; an unfinished one may end it.
+def read_frames(path: Path, number: int) -> Iterator[Found]:
+    """Yield the whole frames of a segment; an unfinished one may end it.
 
     Blobs are checked and not kept: ``read_entry`` returns them.
 
@@ -146,16 +159,18 @@ def read_frames(path: Path, number: int) -> Iterator[tuple[list[tuple[Entry, Pla
         with path.open("rb") as file:
             at = 0
             while size - at >= _FRAME.size:
-                length, crc, own = _FRAME.unpack(head := file.read(_FRAME.size))
+                length, end_ns, crc, own = _FRAME.unpack(head := file.read(_FRAME.size))
                 if zlib.crc32(head[: _CHECKED.size]) != own:
-                    raise LogDamaged(f"{path.name}, the frame at byte {at}: its beginning is damaged")
+                    older = at == 0 and zlib.crc32(head[:12]) == int.from_bytes(head[12:16], "little")
+                    what = f"not of format {FORMAT}" if older else "damaged"
+                    raise LogDamaged(f"{path.name}, the frame at byte {at}: its beginning is {what}")
                 after = at + _FRAME.size + length
                 if after > size:
                     return
                 found, whole = _entries(file, path.name, number, at + _FRAME.size, after)
                 if whole != crc or not found:
                     raise LogDamaged(f"{path.name}, the frame at byte {at}: its checksum is not that of its content")
-                yield found, after
+                yield Found(found, after, end_ns)
                 at = after
     except OSError as error:
         raise LogDamaged(f"{path.name} cannot be read: {error.strerror}") from error

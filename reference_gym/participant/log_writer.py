@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from reference_gym.participant import failpoints
-from reference_gym.participant.log_end import End, EndFile
+from reference_gym.participant.log_end import End, EndFiles
 from reference_gym.participant.log_format import Entry, Frame, LogDamaged, encode_frame, read_entry
 from reference_gym.participant.log_segment import Mark, OpenSegment, Segment, end_earlier, sync_directory
 from reference_gym.participant.log_state import LogState
@@ -52,7 +52,8 @@ class LogWriter:
     Args:
         directory: of this log alone; it exists and is locked by ``lock``.
         state: what the log says so far; the thread's own from now on.
-        previous: the segment with which the log ends, and the offset after its last frame; None for a new log.
+        previous: the segment with which the log ends, the offset after its last frame, and its acknowledged end; None
+            for a new log.
         kept: earlier segments that hold live entries, by number.
         told: called on the thread with the number of the last batch that is written.
         lost: called on the thread when the log cannot be written any more.
@@ -63,7 +64,7 @@ class LogWriter:
         self,
         directory: Path,
         state: LogState,
-        previous: tuple[int, int] | None,
+        previous: tuple[int, int, End] | None,
         kept: dict[int, Segment],
         *,
         told: Told,
@@ -80,15 +81,16 @@ class LogWriter:
         self._pinned: frozenset[int] = frozenset()  # A commit may still link what the last mark names.
         self._queue: SimpleQueue[tuple[int, list[Entry]] | _Seal | None] = SimpleQueue()
         # Before a segment has its name: a log without an acknowledged end is none.
-        self._end = EndFile(directory, End(1, 0, 0) if previous is None else End(*previous, 0))
+        self._end = EndFiles(directory, None if previous is None else previous[2])
         if state.life.synced:
             self._end.sync()
-        self._open = OpenSegment(directory, 1 if previous is None else previous[0] + 1, state)
+        self._open = OpenSegment(directory, 1 if previous is None else previous[0] + 1, state, self._end.changed_ns)
         if previous is not None:
             failpoints.reach("recover.based")
-            size = end_earlier(directory, *previous, synced=state.life.synced)
-            if previous[0] in self._kept:
-                self._kept[previous[0]].size = size
+            number, end, _ = previous
+            size = end_earlier(directory, number, end, self._end.changed_ns, synced=state.life.synced)
+            if number in self._kept:
+                self._kept[number].size = size
             failpoints.reach("recover.sealed")
         self._open.name()
         self._acknowledge()
@@ -154,7 +156,7 @@ class LogWriter:
 
     def _write(self, batches: Sequence[list[Entry]]) -> None:
         """Append batches; the state follows, and the acknowledged end before anybody is told."""
-        frames = [encode_frame(entries) for entries in batches]
+        frames = [encode_frame(entries, self._end.changed_ns) for entries in batches]
         at = self._open.segment.size
         self._open.append([piece for frame in frames for piece in frame.pieces])
         for entries, frame in zip(batches, frames, strict=True):
@@ -171,7 +173,7 @@ class LogWriter:
 
     def _acknowledge(self) -> None:
         segment = self._open.segment
-        self._end.write(End(segment.number, segment.size, self._open.changed_ns()))
+        self._end.write(segment.number, segment.size)
 
     def _seal(self, seal: _Seal) -> None:
         """End the segment and hand out the mark, or say that it cannot be: then the cut is written out."""
@@ -188,12 +190,11 @@ class LogWriter:
         """End the segment and begin the next one; return False, with everything as before, where that fails."""
         ended = self._open
         try:
-            following = OpenSegment(self._directory, ended.segment.number + 1, self._state)
-            ended.follow(following)
+            following = OpenSegment(self._directory, ended.segment.number + 1, self._state, self._end.changed_ns)
+            ended.follow(following, self._end.changed_ns)
         except OSError as error:
             logger.warning("%s cannot be ended, it goes on: %s", ended.segment.path.name, error)
             self._rotate_from = time.monotonic() + NO_ROTATION_S
-            self._acknowledge()
             return False
         self._kept[ended.segment.number] = ended.segment
         self._open = following

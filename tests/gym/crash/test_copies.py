@@ -7,7 +7,6 @@ import asyncio
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from tests.gym.stubs import PolicyStub, until
 
 COPIES = 20
 STARTED = 2
-BELIEVED_NS = 5_000_000_000
-"""An older copy that is put back within so many nanoseconds may be believed (docs/boundary-log.md)."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,6 @@ async def _start_elsewhere(tmp_path: Path, copy: Copy, gym: MortalGym) -> None:
 
 async def _start_in_place(copy: Copy, gym: MortalGym, known: Known) -> None:
     """An older copy over the files of the same Gym, each of which keeps its inode."""
-    made_ns = max(path.stat().st_ctime_ns for path in copy.data.glob("*/log/*"))
-    await until(lambda: time.time_ns() > made_ns + BELIEVED_NS, "the copy is older than what is not told apart")
     for log in (gym.directory / "data").glob("*/log"):
         older = copy.data / log.parent.name / "log"
         for path in log.iterdir():

@@ -24,7 +24,7 @@ from reference_gym.participant import log as boundary_log
 from reference_gym.participant.artifacts import PLACES, STATE, Target, write_cut
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.log import LogDamaged, LogFile, Recovered, disbelief, read_log
-from reference_gym.participant.log_end import END_FILE, End, EndFile, read_end
+from reference_gym.participant.log_end import END_FILES
 from reference_gym.participant.log_format import segment_name, segments
 from reference_gym.participant.log_state import Life
 from reference_gym.participant.reading import read_source
@@ -60,6 +60,32 @@ def payloads(found: Recovered | None) -> dict[str, bytes]:
     return {key: b"".join(entry.pieces) for key, entry in found.records.items()}
 
 
+def end_files(directory: Path) -> dict[str, bytes]:
+    """What the files of the acknowledged end hold."""
+    return {name: (directory / name).read_bytes() for name in END_FILES}
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Every file of a log."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def put_back(copy: dict[str, bytes], directory: Path) -> None:
+    """Write a copy over the files themselves: each keeps its inode."""
+    for name, content in copy.items():
+        (directory / name).write_bytes(content)
+
+
+def let_time_go_on(directory: Path) -> None:
+    """Return when the file system gives another time than it does now: some count in hundredths of a second."""
+    path, end = directory / "time", time.monotonic() + 10
+    path.touch()
+    begun = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == begun:
+        assert time.monotonic() < end, "the time of the file system stands still"
+        path.touch()
+
+
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """Where the log is."""
@@ -90,19 +116,19 @@ async def test_a_batch_counts_whole_or_not_at_all(written: Path) -> None:
     """However much of a write that nobody was told of is there: the last acknowledged state, or a later whole one."""
     log = Log(written, segment_bytes=10**9)
     sizes = {(written / segment_name(1)).stat().st_size: 0}
-    ends = [(written / END_FILE).read_bytes()]
+    ends = [end_files(written)]
     for turn in range(1, 5):
         log.store.put(record(1, turn))
         log.store.put(record(2, turn))
         await log.journal.settled()
         sizes[(written / segment_name(1)).stat().st_size] = turn
-        ends.append((written / END_FILE).read_bytes())
+        ends.append(end_files(written))
     await log.journal.close()
     whole = (written / segment_name(1)).read_bytes()
     for length in range(min(sizes), len(whole) + 1, 7):
         (written / segment_name(1)).write_bytes(whole[:length])
         turn = max(done for size, done in sizes.items() if size <= length)
-        (written / END_FILE).write_bytes(ends[turn])
+        put_back(ends[turn], written)
         expected = {} if turn == 0 else {f"r{n}": b"".join(record(n, turn).payload) for n in (1, 2)}
         assert expected == payloads(read_log(written))
 
@@ -121,33 +147,63 @@ async def test_a_log_that_is_shorter_than_what_was_acknowledged_is_named(written
         with pytest.raises(LogDamaged, match=r"00000001\.log"):
             read_log(written)
     path.write_bytes(whole)
-    for damage in (b"", (written / END_FILE).read_bytes()[:-1], bytes(32)):
-        (written / END_FILE).write_bytes(damage)
-        with pytest.raises(LogDamaged, match="file end"):
-            read_log(written)
+    for name in END_FILES:
+        told = (written / name).read_bytes()
+        for damage in (b"", told[:-1], bytes(len(told))):
+            (written / name).write_bytes(damage)
+            with pytest.raises(LogDamaged, match=f"file {name}"):
+                read_log(written)
+        (written / name).write_bytes(told)
 
 
-async def test_an_older_copy_that_was_put_back_in_place_is_not_believed(written: Path, tmp_path: Path) -> None:
-    """CKPT-ID-021: the same files, the same inodes, the same boot, and the content of a while ago."""
-    log = Log(written)
-    log.store.put(record(1))
-    await log.journal.settled()
-    shutil.copytree(written, tmp_path / "copy")
-    log.store.put(record(1, 2))
-    await log.journal.settled()
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("first", ["segment", "ends"])
+async def test_an_older_copy_that_was_put_back_in_place_is_not_believed(lag: int, first: str, written: Path) -> None:
+    """CKPT-ID-021: the same files, inodes and boot, and the content of a moment ago, as whole or torn as a copy is."""
+    log = Log(written, segment_bytes=10**9)
+    seen = [files(written)]
+    for turn in range(1, 7):
+        log.store.put(record(1, turn))
+        await log.journal.settled()
+        seen.append(files(written))
     await log.journal.close()
-    for path in (tmp_path / "copy").iterdir():
-        (written / path.name).write_bytes(path.read_bytes())  # In place: each keeps its inode.
-    found = read_log(written)
-    assert found is not None
-    assert 1 == found.records["r1"].header["turns_done"]
-    assert "older copy" in str(disbelief(found, LIFE, written))
-    # As if it had been copied while it was written: the acknowledged end is older than the segment.
-    told = read_end(written)
-    EndFile(written, End(told.segment, told.offset - 1, told.changed_ns - 10**10)).close()
-    torn = read_log(written)
-    assert torn is not None
-    assert "older copy" in str(disbelief(torn, LIFE, written))
+    let_time_go_on(written.parent)
+    for earlier, later in zip(seen, seen[lag:], strict=False):
+        early, late = (earlier, later) if first == "segment" else (later, earlier)
+        copy = {segment_name(1): early[segment_name(1)]} | {name: late[name] for name in END_FILES}
+        put_back(copy, written)
+        try:
+            found = read_log(written)
+        except LogDamaged:
+            assert (lag > 0, "segment") == (True, first)
+            continue
+        assert found is not None
+        assert "older copy" in str(disbelief(found, LIFE, written))
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+async def test_files_that_are_put_back_one_by_one_shorten_no_log_that_is_believed(lag: int, tmp_path: Path) -> None:
+    """CKPT-ID-021: whoever copies may leave out what seems the same: refused, or all that was acknowledged is there."""
+    names, believed = (segment_name(1), *END_FILES), 0
+    for chosen in range(1, 2 ** len(names)):
+        log = Log(tmp_path / str(chosen), segment_bytes=10**9)
+        for turn in range(1, 7):
+            log.store.put(record(1, turn))
+            await log.journal.settled()
+            if turn == 6 - lag:
+                copy = files(log.directory)
+        await log.journal.close()
+        let_time_go_on(tmp_path)
+        put_back({name: copy[name] for bit, name in enumerate(names) if chosen >> bit & 1}, log.directory)
+        try:
+            found = read_log(log.directory)
+        except LogDamaged:
+            continue
+        assert found is not None
+        if disbelief(found, LIFE, log.directory) is None:
+            assert 6 == found.records["r1"].header["turns_done"]
+            believed += 1
+    assert believed < 2
 
 
 async def test_what_is_refused_is_kept_aside_with_the_reason(written: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +217,7 @@ async def test_what_is_refused_is_kept_aside_with_the_reason(written: Path, capl
     assert log.file.read(LIFE) is None
     assert "00000001.log" in caplog.text
     kept = {path.name for path in (written / "refused").iterdir()}
-    assert {segment_name(1), END_FILE, "reason.txt"} == kept
+    assert {segment_name(1), *END_FILES, "reason.txt"} == kept
     assert whole[:-1] == (written / "refused" / segment_name(1)).read_bytes()
     assert "acknowledged" in (written / "refused" / "reason.txt").read_text()
     assert log.file.read(LIFE) is None

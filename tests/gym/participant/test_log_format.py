@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from reference_gym.participant import log_segment
-from reference_gym.participant.log_format import Entry, encode_frame, read_entry, read_frames, segment_name
+from reference_gym.participant.log_format import Entry, LogDamaged, encode_frame, read_entry, read_frames, segment_name
 
 GIB = 2**30
 
@@ -35,14 +36,14 @@ def put(number: int, *pieces: bytes) -> Entry:
 )
 def test_a_frame_may_be_longer_than_four_gibibytes(entries: list[Entry], tmp_path: Path) -> None:
     """All that a restore installs is one frame: its length and its places are told, whatever they are."""
-    frame = encode_frame(entries)
+    frame = encode_frame(entries, 0)
     assert len(entries) * 5 * GIB < frame.size
-    assert (frame.size - 16,) == struct.unpack("<Q", frame.pieces[0][:8])
+    assert (frame.size - 24,) == struct.unpack("<Q", frame.pieces[0][:8])
     assert [5 * GIB] * len(entries) == [place.blob for place in frame.places]
     assert len(entries) == len({place.offset for place in frame.places})
     path = tmp_path / segment_name(1)
-    path.write_bytes(b"".join(encode_frame([put(9, b"first")]).pieces) + frame.pieces[0] + b"the beginning of it")
-    assert [["r9"]] == [[entry.header["rollout_id"] for entry, _ in found] for found, _ in read_frames(path, 1)]
+    path.write_bytes(b"".join(encode_frame([put(9, b"first")], 0).pieces) + frame.pieces[0] + b"the beginning of it")
+    assert [["r9"]] == [[entry.header["rollout_id"] for entry, _ in found.entries] for found in read_frames(path, 1)]
 
 
 def test_what_the_system_writes_and_reads_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,25 +60,37 @@ def test_what_the_system_writes_and_reads_in_parts_is_whole(tmp_path: Path, monk
     monkeypatch.setattr(os, "writev", write_little)
     monkeypatch.setattr(os, "pread", lambda descriptor, length, offset: pread(descriptor, min(length, 7), offset))
     entries = [put(1, b"", b"a" * 20, b"", b"b" * 7), put(2), put(3, b"c" * 100)]
-    frame = encode_frame(entries)
+    frame = encode_frame(entries, 2**63)
     path = tmp_path / segment_name(1)
     with path.open("wb") as file:
         log_segment._write_all(file.fileno(), list(frame.pieces))
     assert b"".join(frame.pieces) == path.read_bytes()
-    (found, end), *more = read_frames(path, 1)
-    assert (frame.size, []) == (end, more)
-    blobs = [b"".join(read_entry(tmp_path, place).pieces) for _, place in found]
+    found, *more = read_frames(path, 1)
+    assert (frame.size, 2**63, []) == (found.after, found.end_ns, more)
+    blobs = [b"".join(read_entry(tmp_path, place).pieces) for _, place in found.entries]
     assert [b"".join(entry.pieces) for entry in entries] == blobs
 
 
 def test_blobs_are_not_kept_while_a_segment_is_read(tmp_path: Path) -> None:
     """The state that a log has recorded needs no payloads: they are read by their places, those that live."""
     path = tmp_path / segment_name(1)
-    path.write_bytes(b"".join(encode_frame([put(1, b"a" * 3_000_000)]).pieces))
-    ((entry, place),) = next(read_frames(path, 1))[0]
+    path.write_bytes(b"".join(encode_frame([put(1, b"a" * 3_000_000)], 0).pieces))
+    ((entry, place),) = next(read_frames(path, 1)).entries
     assert ((), 3_000_000) == (entry.pieces, place.blob)
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(Exception, match="checksum"):
+        list(read_frames(path, 1))
+
+
+def test_a_log_of_an_earlier_format_is_named(tmp_path: Path) -> None:
+    """Frames of format 2 began without a time: that is said, and not that they are damaged."""
+    path = tmp_path / segment_name(1)
+    begin = struct.pack("<QI", 5, 77)
+    path.write_bytes(begin + struct.pack("<I", zlib.crc32(begin)) + bytes(100))
+    with pytest.raises(LogDamaged, match="not of format 3"):
+        list(read_frames(path, 1))
+    path.write_bytes(begin + bytes(104))
+    with pytest.raises(LogDamaged, match="is damaged"):
         list(read_frames(path, 1))

@@ -17,7 +17,7 @@ from reference_gym.participant import ParticipantConfig
 from reference_gym.participant.artifacts import MANIFEST, Target, write_cut
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.log import LogDamaged, LogFile, disbelief, read_log
-from reference_gym.participant.log_end import END_FILE
+from reference_gym.participant.log_end import END_FILES
 from reference_gym.participant.log_state import Life
 from reference_gym.participant.reading import read_source
 from reference_gym.participant.records import Cut, MemoryStore, Record
@@ -153,13 +153,14 @@ async def test_with_group_syncs_a_disk_that_begins_to_lie_is_found_out(lies: str
         for turn in (1, 2):
             store.put(record(1, turn))
             await log.journal.settled()
-    end = (log.directory / END_FILE).read_bytes()
+    ends = {name: (log.directory / name).read_bytes() for name in END_FILES}
     disk.lose(log.directory)
     await log.journal.close()
     if lies == "everything":
         assert read_log(log.directory) is None
         return
-    (log.directory / END_FILE).write_bytes(end)  # This small page was written back meanwhile, as pages are.
+    for name, end in ends.items():
+        (log.directory / name).write_bytes(end)  # These small pages were written back meanwhile, as pages are.
     with pytest.raises(LogDamaged, match="was acknowledged"):
         read_log(log.directory)
 
