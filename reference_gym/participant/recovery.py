@@ -87,9 +87,8 @@ async def open_log(core: Core, journal: LogJournal, log: LogFile) -> bool:
     failpoints.reach("recover.opened")
     _end_what_was_open(core, recovered.state.machine, rebuilt)
     failpoints.reach("recover.ended")
-    last = core.machine.last
     if core.staging is not None:
-        core.staging.begin("" if last is None else str(last.checkpoint_id))
+        core.staging.go_on()
     return True
 
 

@@ -137,22 +137,19 @@ class Staging:
         self._limits = limits
         self._room = self._measured()
 
-    def begin(self, kept: str | None = None) -> None:
-        """Remove what an earlier process left, but for whole uploads and the cut that it had committed last.
+    def begin(self) -> None:
+        """Begin empty, with a new incarnation: it holds nothing of an earlier one (CKPT-ART-002, CKPT-ART-009)."""
+        _remove(self._trash.iterdir())
+        self.forget_cuts()
+        self.forget_uploads()
 
-        Args:
-            kept: the id of that cut, where the incarnation is kept; None removes everything.
-        """
-        for entry in self._trash.iterdir():
-            shutil.rmtree(entry, ignore_errors=True)
+    def go_on(self) -> None:
+        """Hold what an earlier process of this incarnation held, and remove what was unfinished when it ended."""
+        _remove(self._trash.iterdir())
         for unfinished in self._uploads.glob(f"*/{_UNNAMED}*"):
             unfinished.unlink()
         self._room = self._measured()
-        if kept is None:
-            self.forget_uploads()
-        for entry in self._cuts.iterdir():
-            if entry.name != kept:
-                shutil.rmtree(entry, ignore_errors=True)
+        _remove(entry for entry in self._cuts.iterdir() if not (entry / MANIFEST).is_file())
 
     def new_cut(self, checkpoint_id: str) -> Path:
         """Return the directory that a commit of this id writes into."""
@@ -161,9 +158,8 @@ class Staging:
         return directory
 
     def uploaded(self, checkpoint_id: str) -> Path:
-        """Return the directory of a cut that a restore reads: uploaded, or else committed here."""
-        uploads = self._uploads / checkpoint_id
-        return uploads if uploads.is_dir() else self._cuts / checkpoint_id
+        """Return the directory of an uploaded cut (CKPT-ART-011): one committed here goes when the restore opens."""
+        return self._uploads / checkpoint_id
 
     def begin_upload(self, checkpoint_id: str, name: str) -> Upload:
         """Begin to receive a file of a cut; raises ``InsufficientStorage``."""
