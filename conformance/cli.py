@@ -7,13 +7,13 @@ Exit codes: 0 conformant · 1 a requirement failed · 2 usage · 3 the suite's o
 from __future__ import annotations
 
 import datetime
-import importlib
 import json
 import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
-from conformance import registry, replay, report
+from conformance import registry, replay, report, session
+from conformance.bench import Bench
 from conformance.errors import Failed, SuiteError, SuiteFault, TargetUnreachable, UsageError
 from conformance.machine_checks import MACHINE_CHECKS
 from conformance.masking import mask, masked
-from conformance.registry import Check
 from conformance.report import text
-from conformance.runner import Runner, Settings, choose, narrowed, open_bench
+from conformance.runner import Settings, choose, narrowed
 from conformance.verdict import Outcome, judge
 from spec import load
 
@@ -182,44 +182,36 @@ def _run(settings: Settings, json_file: Path | None, html_file: Path | None, *, 
     if not chosen and not parts and settings.only:
         raise UsageError(f"no check, chapter or requirement is called {', '.join(settings.only)}")
     started, clock = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.monotonic()
-    with open_bench(settings, specification) as bench:
-        console.print(f"seed {settings.seed} · {len(chosen)} checks · {len(bench.gym.participants)} participants")
-        secrets = (*bench.wire.tokens.values(), *getattr(bench.target, "secrets", ()))
 
-        def tell(outcome: Outcome) -> None:
-            if not quiet:
-                console.print(mask(text.line(outcome), secrets))
+    def begin(bench: Bench) -> None:
+        number = len(chosen) + len(parts)
+        console.print(f"seed {settings.seed} · {number} checks · {len(bench.gym.participants)} participants")
 
-        runner = Runner(bench, tell)
-        outcomes = list(runner.run(chosen))
-        if runner.gone is not None:
-            console.print(f"[red]the Gym ended during {runner.gone}[/]: nothing after it could be judged")
-        machine = _machine(bench, settings, parts) if parts and runner.gone is None else None
-        if machine is not None:
-            outcomes += machine.outcomes
-        summary = judge(specification.requirements, outcomes, bench.gym.profiles)
-        made = report.build(
-            specification=specification,
-            gym=bench.gym,
-            settings=settings,
-            outcomes=outcomes,
-            summary=summary,
-            checks=registry.every_check(),
-            started=started,
-            seconds=time.monotonic() - clock,
-            machine=None if machine is None else {"visits": dict(machine.visits), "unvisited": list(machine.unvisited)},
-        )
-    data = masked(made.data, secrets)
+    def tell(outcome: Outcome, secrets: Sequence[str]) -> None:
+        if not quiet:
+            console.print(mask(text.line(outcome), secrets))
+
+    found = session.run(settings, specification, chosen, parts, begin, tell)
+    if found.gone is not None:
+        console.print(f"[red]the Gym ended during {found.gone}[/]: nothing after it could be judged")
+    machine = found.machine
+    summary = judge(specification.requirements, found.outcomes, found.gym.profiles)
+    made = report.build(
+        specification=specification,
+        gym=found.gym,
+        settings=settings,
+        outcomes=found.outcomes,
+        summary=summary,
+        checks=registry.every_check(),
+        started=started,
+        seconds=time.monotonic() - clock,
+        machine=None if machine is None else {"visits": dict(machine.visits), "unvisited": list(machine.unvisited)},
+    )
+    data = masked(made.data, found.secrets)
     _write(data, json_file, html_file)
     text.failures(console, data)
     text.verdict(console, data)
     return summary.exit_code
-
-
-def _machine(bench: Any, settings: Settings, parts: list[Check]) -> Any:
-    """Run the parts of the state machine; it is imported late, because the other commands do not need it."""
-    module = importlib.import_module("conformance.machine")
-    return module.run(bench, seed=settings.seed, budget=settings.budget, parts=parts)
 
 
 def _write(data: dict[str, Any], json_file: Path | None, html_file: Path | None) -> None:

@@ -219,7 +219,7 @@ class Run:
     def _once(self, check: Check, story: Callable[[Driver], None]) -> Outcome:
         started = time.monotonic()
         numbers = self.machine.numbers
-        before = len(self.bench.wire.exchanges)
+        before = self.bench.wire.made
         walk: Driver | None = None
         with self._judged(check) as found:
             try:
@@ -231,7 +231,7 @@ class Run:
                 found.exchanges = list(self.bench.wire.exchanges)[-EXCHANGES_SHOWN:]
                 if walk is not None:
                     walk.close()
-        made = len(self.bench.wire.exchanges) - before
+        made = self.bench.wire.made - before
         return replace(self._outcome(check, found), seconds=time.monotonic() - started, exchanges=made)
 
     def cycles(self) -> Outcome:
@@ -250,15 +250,15 @@ class Run:
 
     def _batches(self, check: Check, machine: Any, seconds: float, batch: int, steps: int) -> Outcome:
         """Run batches of examples, each with the next seed, until the time is over or something is found."""
-        started, before = time.monotonic(), len(self.transcripts)
+        started, before = time.monotonic(), self.bench.wire.made
         until = started + self.bench.patience.seconds(seconds)
         outcome, number = Outcome(check, None, "passed"), itertools.count()
         while time.monotonic() < until and outcome.status == "passed":
             outcome = self._batch(check, machine, self.seed + next(number), until, batch, steps)
-        exchanges = sum(len(transcript.steps) for transcript in self.transcripts[before:])
+        made = self.bench.wire.made - before
         missed = [key for key in check.requirements if key in BY_CHANCE and not self.visits[key]]
         left_out = dict.fromkeys(missed, "no walk came to it")
-        return replace(outcome, seconds=time.monotonic() - started, exchanges=exchanges, left_out=left_out)
+        return replace(outcome, seconds=time.monotonic() - started, exchanges=made, left_out=left_out)
 
     def _batch(self, check: Check, machine: Any, seed: int, until: float, batch: int, steps: int) -> Outcome:
         self.seeds.append(seed)

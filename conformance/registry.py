@@ -38,6 +38,7 @@ class Check:
         needs_storage: whether snapshots must be reachable (a shared directory, or http artifacts).
         needs_shared_dir: whether a directory that both sides see is needed.
         points: the fail points that it needs (level 2), by the suite's names.
+        last: whether it judges what the other checks leave behind: it runs after them, in every Gym of the run.
         budgets: the budgets in which it runs.
         body: the function.
     """
@@ -55,6 +56,7 @@ class Check:
     budgets: tuple[Budget, ...]
     body: Body
     points: tuple[str, ...] = ()
+    last: bool = False
 
     @property
     def sentence(self) -> str:
@@ -78,6 +80,7 @@ def check(
     storage: bool = False,
     shared_dir: bool = False,
     points: tuple[str, ...] = (),
+    last: bool = False,
     budget: Budget | tuple[Budget, ...] = "default",
 ) -> Callable[[Body], Body]:
     """Register a function as a check; see `Check` for the arguments.
@@ -103,6 +106,7 @@ def check(
                 budgets=tuple(dict.fromkeys([*chosen, "default"])),
                 body=body,
                 points=points,
+                last=last,
             )
         )
         return body

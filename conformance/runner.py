@@ -105,7 +105,7 @@ def choose(checks: Mapping[str, Check], settings: Settings) -> list[Check]:
     )
     random.Random(settings.seed).shuffle(chosen)
     # Checks that end the process come last: whatever they break cannot touch the others.
-    return sorted(chosen, key=lambda check: check.level)
+    return sorted(chosen, key=lambda check: (check.last, check.level))
 
 
 def narrowed(checks: Sequence[Check], settings: Settings) -> list[Check]:
@@ -135,11 +135,14 @@ class Runner:
         self._again = FAILURES_RUN_AGAIN
         self.gone: str | None = None
         """The check during which the Gym ended, if it cannot be started again."""
+        self._stopped = False
 
     def run(self, checks: Sequence[Check]) -> list[Outcome]:
         """Run the checks; every one yields at least one outcome."""
         for check in checks:
             for participant in self._participants(check):
+                if self._stopped:
+                    return self.outcomes
                 outcome = self._judged(check, participant)
                 self.outcomes.append(outcome)
                 self._on_outcome(outcome)
@@ -149,6 +152,10 @@ class Runner:
                     return self.outcomes
         self._leave()
         return self.outcomes
+
+    def stop(self) -> None:
+        """Begin no further check; called from another thread."""
+        self._stopped = True
 
     def _answers(self) -> bool:
         """Say whether every participant still accepts connections."""

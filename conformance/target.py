@@ -51,6 +51,8 @@ class Target:
     level = 0
     moments: frozenset[str] = frozenset()
     """The fail points that it has, by the suite's names."""
+    alone = True
+    """Whether there can be no second one beside it."""
 
     def __init__(
         self, urls: Sequence[str], tokens: Mapping[str, str], shared_dir: Path | None, patience: Patience
@@ -91,6 +93,7 @@ class ProcessTarget(Target):
         }
         super().__init__([], tokens, shared, patience)
         self.file = file
+        self.alone = file.alone
         self.policy_token = os.environ.get(file.policy_env) or secrets.token_urlsafe(24)
         self.level = 2 if file.failpoints else 1
         self._failpoints: FailPoints | None = None

@@ -31,6 +31,7 @@ class TargetFile:
         insecure: words that, added to `start`, let it serve without a token; empty: there is no such way.
         unmanaged: the Gym's own older route that runs one rollout and answers when it has ended: `path` and `body`,
             whose string `{policy}` becomes the policy object; it must ask the policy at least twice.
+        alone: whether two of them cannot run at once; always so with a `shared_dir`, of which there is one.
     """
 
     start: tuple[str, ...]
@@ -43,6 +44,7 @@ class TargetFile:
     failpoints: Mapping[str, Any] | None = None
     insecure: tuple[str, ...] = ()
     unmanaged: Mapping[str, Any] | None = None
+    alone: bool = False
 
     @classmethod
     def read(cls, path: Path) -> TargetFile:
@@ -60,7 +62,8 @@ class TargetFile:
             start, insecure = (tuple(str(word) for word in data.pop(key, ())) for key in ("start", "insecure"))
             if not start:
                 raise UsageError(f"{path}: start is missing")
-            made = cls(start=start, insecure=insecure, **known, **data)
+            alone = bool(data.pop("alone", False)) or data.get("shared_dir") is not None
+            made = cls(start=start, insecure=insecure, alone=alone, **known, **data)
             if made.failpoints is not None:
                 read_declaration(made.failpoints)
         except (OSError, yaml.YAMLError, TypeError, AttributeError, KeyError) as error:

@@ -90,6 +90,11 @@ class Wire:
         """Forget every open connection (the process at the other end was replaced)."""
         self._connections.close()
 
+    @property
+    def made(self) -> int:
+        """How many exchanges there were, those included that are not kept any more."""
+        return self._count
+
     # --- calls ---
 
     def call(

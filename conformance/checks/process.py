@@ -167,7 +167,7 @@ def a_terminated_gym_drains(case: Case) -> None:
     case.equal(0, code, "the exit code", "CKPT-SEC-025")
 
 
-@check("CKPT-SEC-006", level=1, features=COMMON)
+@check("CKPT-SEC-006", level=1, features=COMMON, last=True)
 def no_token_is_in_a_log(case: Case) -> None:
     """C75: the logs of the Gym hold none of its tokens."""
     case.finished()
