@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from reference_gym.participant.journal import LogJournal
-from reference_gym.participant.log_end import END_FILES, End, read_ends, untouched
+from reference_gym.participant.log_end import END_FILES, End, read_ends, touched
 from reference_gym.participant.log_format import (
     TEMPORARY,
+    Before,
     Entry,
     LogDamaged,
     read_entry,
@@ -37,7 +38,7 @@ class Recovered:
     """What a log holds: the state, and every boundary and result that lives, as it was written.
 
     ``newest`` is the segment with which it ends, ``end`` the offset after the last frame there; ``acknowledged`` is the
-    end of what somebody was told, ``changed`` says that somebody else has written it since.
+    end of what somebody was told, ``touched`` says what shows that somebody else has written it since.
     """
 
     state: LogState
@@ -46,7 +47,7 @@ class Recovered:
     newest: int
     end: int
     acknowledged: End
-    changed: bool
+    touched: str | None
 
 
 def read_log(directory: Path) -> Recovered | None:
@@ -59,31 +60,31 @@ def read_log(directory: Path) -> Recovered | None:
     if not numbers:
         return None
     newest = numbers[-1]
-    state, end, end_ns = _replay(directory, newest)
+    state, end, before = _replay(directory, newest)
     if state.ended:
         newest += 1
         following = directory / segment_name(newest)
         if not following.with_suffix(TEMPORARY).exists():
             raise LogDamaged(f"{following.name} is missing: {segment_name(newest - 1)} says that it follows")
         following.with_suffix(TEMPORARY).rename(following)
-        state, end, end_ns = _replay(directory, newest)
-    acknowledged, before = read_ends(directory)
+        state, end, before = _replay(directory, newest)
+    acknowledged, older = read_ends(directory)
     if (newest, end) < (acknowledged.segment, acknowledged.offset):
         told = f"{segment_name(acknowledged.segment)} up to byte {acknowledged.offset} was acknowledged"
         raise LogDamaged(f"{segment_name(newest)} ends at byte {end}, and {told}")
     records = {key: _live(directory, state, key) for key in state.records}
     results = {key: read_entry(directory, place) for key, (_, place) in state.results.items()}
-    changed = not untouched(acknowledged, before, end_ns)
-    return Recovered(state, records, results, newest, end, acknowledged, changed)
+    foreign = touched(acknowledged, older, before)
+    return Recovered(state, records, results, newest, end, acknowledged, foreign)
 
 
-def _replay(directory: Path, number: int) -> tuple[LogState, int, int]:
-    """Return what a segment says, the offset after its last frame, and the time which that names."""
+def _replay(directory: Path, number: int) -> tuple[LogState, int, Before]:
+    """Return what a segment says, the offset after its last frame, and the acknowledged end which that names."""
     path = directory / segment_name(number)
     state: LogState | None = None
-    end = end_ns = 0
+    end, before = 0, Before(0, 0)
     for found in read_frames(path, number):
-        end, end_ns = found.after, found.end_ns
+        end, before = found.after, found.before
         if state is None:
             state = LogState.of([entry for entry, _ in found.entries], path.name)
             continue
@@ -91,7 +92,7 @@ def _replay(directory: Path, number: int) -> tuple[LogState, int, int]:
             state.apply(entry, place)
     if state is None:
         raise LogDamaged(f"{path.name} ends within its base")
-    return state, end, end_ns
+    return state, end, before
 
 
 def _live(directory: Path, state: LogState, rollout_id: str) -> Entry:
@@ -118,8 +119,8 @@ def disbelief(recovered: Recovered, life: Life, directory: Path) -> str | None:
         if not earlier.synced:
             return "the machine has been started anew, and not every boundary was synced"
         # What the machine had not written yet is gone, the newest times of files among it.
-    elif recovered.changed:
-        return "the log was changed after its writer: an older copy may have been put in its place"
+    elif recovered.touched is not None:
+        return f"an older copy may have been put in place of the log, for somebody has changed it: {recovered.touched}"
     if recovered.state.begun:
         rollout_id, (request_id, *_) = next(iter(recovered.state.begun.items()))
         return f"effect {request_id} of {rollout_id} has begun and is not recorded"

@@ -2,9 +2,10 @@
 """The acknowledged end of a boundary log: two small files beside the segments, written in turn before anybody is told.
 
 The newer one says where the log ended; a log that ends earlier has lost something that was acknowledged. It also says
-when the older one was changed last, by the file system's time, and each frame of the log says that of the newer one. So
-a log of a while ago is recognised too that somebody has put in the place of this one, whole and with its acknowledged
-end: nobody can give files the times of their last change that their content names.
+when the older one was changed last, by the file system's time, and the last frame of each write says that of the newer
+one, with its number: two files may have been changed at the same time. So a log of a while ago is recognised too that
+somebody has put in the place of this one, whole and with its acknowledged end: nobody can give files the times of their
+last change that their content names.
 
 SIGKILL may end a write after the system has noted its time and before a byte has come, so that the one file that was
 being written says nothing by its time. Whichever it was, the times of the two others are still those that were named:
@@ -12,7 +13,7 @@ being written says nothing by its time. Whichever it was, the times of the two o
 - a segment: the newer file says when the older one was changed;
 - the older file, about to be the newer: the last frame of the log, written before, says when the newer one was changed.
 
-``untouched`` asks for one of the two. Nothing here compares a time with the clock.
+``touched`` asks for one of the two. Nothing here compares a time with the clock.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from reference_gym.participant.log_format import LogDamaged
+from reference_gym.participant.log_format import Before, LogDamaged
 
 END_FILES = ("end.0", "end.1")
 """The one with the number of an end modulo two is written by it."""
@@ -59,20 +60,19 @@ class EndFiles:
                 (directory / name).unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptors = [os.open(directory / name, flags, 0o600) for name in END_FILES]
-        self._number = 0 if newer is None else newer.number
-        self.changed_ns = 0 if newer is None else newer.changed_ns
-        """The ctime of the newer file."""
+        self.last = Before(0, 0) if newer is None else Before(newer.number, newer.changed_ns)
+        """What was said last."""
         if newer is None:
             for _ in END_FILES:
                 self.write(1, 0)
 
     def write(self, segment: int, offset: int) -> None:
         """Say where the log ends now; one small write, which the end of the process does not tear."""
-        self._number += 1
-        record = _RECORD.pack(_MAGIC, self._number, segment, offset, self.changed_ns)
-        descriptor = self._descriptors[self._number % 2]
+        number = self.last.number + 1
+        record = _RECORD.pack(_MAGIC, number, segment, offset, self.last.changed_ns)
+        descriptor = self._descriptors[number % 2]
         os.pwrite(descriptor, record + struct.pack("<I", zlib.crc32(record)), 0)
-        self.changed_ns = os.fstat(descriptor).st_ctime_ns
+        self.last = Before(number, os.fstat(descriptor).st_ctime_ns)
 
     def sync(self) -> None:
         """Make the files themselves durable; what they say later may be lost with the machine: then it is earlier."""
@@ -110,12 +110,20 @@ def _read(path: Path) -> End:
     return End(number, segment, offset, other_ns, changed_ns)
 
 
-def untouched(newer: End, older: End, end_ns: int) -> bool:
-    """Return whether nobody but the log's writer has written the files since.
+def touched(newer: End, older: End, before: Before) -> str | None:
+    """Return which times show that somebody but the log's writer has written the files since; None if none do.
 
     Args:
         newer: the acknowledged end.
         older: the one before it.
-        end_ns: what the last frame of the log says of the file that was the newer one then.
+        before: the end that the last frame of the log names.
     """
-    return newer.other_ns == older.changed_ns or newer.changed_ns == end_ns
+    if (newer.number - 1, newer.other_ns) == (older.number, older.changed_ns):
+        return None
+    if before == (newer.number, newer.changed_ns):
+        return None
+    first, second = END_FILES[newer.number % 2], END_FILES[older.number % 2]
+    return (
+        f"{second} holds end {older.number} and was changed at {older.changed_ns} ns, {first} says {newer.other_ns}; "
+        f"{first} holds end {newer.number} and was changed at {newer.changed_ns} ns, the last frame says {before}"
+    )

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary log's bytes: segments of frames, frames of entries.
 
-A segment is a file ``00000001.log``. A frame is ``length, time, crc32, crc32 of these three`` and that many bytes of
-entries; it counts whole or not at all. The time is that of the acknowledged end before it (``log_end``). An entry is
-``header length, blob length, crc32`` of both, a header of JSON text and a blob of bytes that are never looked into; the
-checksum of a frame is that of these three numbers of its entries. All numbers are unsigned and little endian; times and
-the lengths of frames and blobs have 64 bits (all that a restore installs is one frame, whatever its size), the others
-32. The first frame of a segment is its base: all state but the bytes of boundaries and results, which it names by their
-places in this and in earlier segments. A segment gets its name when its base is complete and the one before it has
-ended with an entry that says so: a log whose end is missing is told from a shorter one.
+A segment is a file ``00000001.log``. A frame is ``length, number, time, crc32, crc32 of these four`` and that many
+bytes of entries; it counts whole or not at all. Number and time are those of the acknowledged end before it
+(``log_end``). An entry is ``header length, blob length, crc32`` of both, a header of JSON text and a blob of bytes that
+are never looked into; the checksum of a frame is that of these three numbers of its entries. All numbers are unsigned
+and little endian; times and the lengths of frames and blobs have 64 bits (all that a restore installs is one frame,
+whatever its size), the others 32. The first frame of a segment is its base: all state but the bytes of boundaries and
+results, which it names by their places in this and in earlier segments. A segment gets its name when its base is
+complete and the one before it has ended with an entry that says so: a log whose end is missing is told from a shorter
+one.
 
 What ends early, at the very end of the newest segment, is a frame whose writing was interrupted: nobody was told of it.
 Everything else that does not fit is damage, and is named (``LogDamaged``).
@@ -30,8 +31,8 @@ from reference_gym.participant.slices import Rests
 FORMAT = 3
 SUFFIX = ".log"
 TEMPORARY = ".tmp"
-_FRAME = struct.Struct("<QQII")
-_CHECKED = struct.Struct("<QQI")
+_FRAME = struct.Struct("<QQQII")
+_CHECKED = struct.Struct("<QQQI")
 """What the second checksum of a frame is about."""
 _ENTRY = struct.Struct("<IQI")
 _PIECE = 1024 * 1024
@@ -78,20 +79,31 @@ class Frame:
     size: int
 
 
+class Before(NamedTuple):
+    """The acknowledged end before a frame: its number, and the ctime of its file."""
+
+    number: int
+    changed_ns: int
+
+
+MORE = Before(0, 0)
+"""Named by a frame that was written in one piece with the one after it."""
+
+
 class Found(NamedTuple):
-    """A whole frame of a segment: its entries and their places, the offset after it, and the time that it names."""
+    """A whole frame of a segment: its entries and their places, the offset after it, and the end that it names."""
 
     entries: list[tuple[Entry, Place]]
     after: int
-    end_ns: int
+    before: Before
 
 
-def encode_frame(entries: list[Entry], end_ns: int) -> Frame:
+def encode_frame(entries: list[Entry], before: Before) -> Frame:
     """Return the bytes of entries that belong together; on a thread, where there may be many of them.
 
     Args:
         entries: the changes.
-        end_ns: the ctime of the file that holds the acknowledged end.
+        before: the acknowledged end.
     """
     rests = Rests()
     pieces: list[bytes] = []
@@ -109,7 +121,7 @@ def encode_frame(entries: list[Entry], end_ns: int) -> Frame:
         places.append(Place(0, at, len(header), blob))
         pieces += (preamble, header, *entry.pieces)
         at += _ENTRY.size + len(header) + blob
-    begin = _CHECKED.pack(at - _FRAME.size, end_ns, whole)
+    begin = _CHECKED.pack(at - _FRAME.size, *before, whole)
     return Frame((begin + struct.pack("<I", zlib.crc32(begin)), *pieces), tuple(places), at)
 
 
@@ -159,7 +171,7 @@ def read_frames(path: Path, number: int) -> Iterator[Found]:
         with path.open("rb") as file:
             at = 0
             while size - at >= _FRAME.size:
-                length, end_ns, crc, own = _FRAME.unpack(head := file.read(_FRAME.size))
+                length, number_before, changed_ns, crc, own = _FRAME.unpack(head := file.read(_FRAME.size))
                 if zlib.crc32(head[: _CHECKED.size]) != own:
                     older = at == 0 and zlib.crc32(head[:12]) == int.from_bytes(head[12:16], "little")
                     what = f"not of format {FORMAT}" if older else "damaged"
@@ -170,7 +182,7 @@ def read_frames(path: Path, number: int) -> Iterator[Found]:
                 found, whole = _entries(file, path.name, number, at + _FRAME.size, after)
                 if whole != crc or not found:
                     raise LogDamaged(f"{path.name}, the frame at byte {at}: its checksum is not that of its content")
-                yield Found(found, after, end_ns)
+                yield Found(found, after, Before(number_before, changed_ns))
                 at = after
     except OSError as error:
         raise LogDamaged(f"{path.name} cannot be read: {error.strerror}") from error

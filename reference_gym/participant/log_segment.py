@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_gym.participant import failpoints
-from reference_gym.participant.log_format import TEMPORARY, Entry, Place, encode_frame, segment_name
+from reference_gym.participant.log_format import TEMPORARY, Before, Entry, Place, encode_frame, segment_name
 from reference_gym.participant.log_state import LogState
 
 logger = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ class OpenSegment:
         directory: of the log.
         number: the segment's.
         state: what its base says.
-        end_ns: the ctime of the file that holds the acknowledged end.
+        before: the acknowledged end.
 
     Raises:
         OSError: it cannot be written; nothing of it is left.
     """
 
-    def __init__(self, directory: Path, number: int, state: LogState, end_ns: int) -> None:
+    def __init__(self, directory: Path, number: int, state: LogState, before: Before) -> None:
         self._directory = directory
         self._synced = state.life.synced
         self._digest: Any = hashlib.sha256()
@@ -69,7 +69,7 @@ class OpenSegment:
         self._descriptor = os.open(temporary, flags, 0o600)
         try:
             stat = os.fstat(self._descriptor)
-            frame = encode_frame(state.base(stat.st_ino), end_ns)
+            frame = encode_frame(state.base(stat.st_ino), before)
             _write_all(self._descriptor, list(frame.pieces))
             if self._synced:
                 os.fsync(self._descriptor)
@@ -116,17 +116,17 @@ class OpenSegment:
         if self._synced:
             os.fdatasync(self._descriptor)
 
-    def follow(self, following: OpenSegment, end_ns: int) -> None:
+    def follow(self, following: OpenSegment, before: Before) -> None:
         """End this segment, and name the next one.
 
         Args:
             following: the next one.
-            end_ns: the ctime of the file that holds the acknowledged end.
+            before: the acknowledged end.
 
         Raises:
             OSError: that failed; this segment ends where it did before, and the next one is gone.
         """
-        frame = encode_frame([_END], end_ns)
+        frame = encode_frame([_END], before)
         try:
             failpoints.reach("log.based")
             _write_all(self._descriptor, list(frame.pieces))
@@ -164,13 +164,13 @@ class OpenSegment:
         os.lseek(self._descriptor, self.segment.size, os.SEEK_SET)
 
 
-def end_earlier(directory: Path, number: int, end: int, end_ns: int, *, synced: bool) -> int:
+def end_earlier(directory: Path, number: int, end: int, before: Before, *, synced: bool) -> int:
     """End the last segment of an earlier life where its last whole frame ends; return its size."""
     descriptor = os.open(directory / segment_name(number), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(descriptor, end)
         os.lseek(descriptor, end, os.SEEK_SET)
-        frame = encode_frame([_END], end_ns)
+        frame = encode_frame([_END], before)
         _write_all(descriptor, list(frame.pieces))
         if synced:
             os.fsync(descriptor)

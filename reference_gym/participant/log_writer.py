@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 
 from reference_gym.participant import failpoints
 from reference_gym.participant.log_end import End, EndFiles
-from reference_gym.participant.log_format import Entry, Frame, LogDamaged, encode_frame, read_entry
+from reference_gym.participant.log_format import MORE, Entry, Frame, LogDamaged, encode_frame, read_entry
 from reference_gym.participant.log_segment import Mark, OpenSegment, Segment, end_earlier, sync_directory
 from reference_gym.participant.log_state import LogState
 from reference_gym.participant.slices import Rests
@@ -84,11 +84,11 @@ class LogWriter:
         self._end = EndFiles(directory, None if previous is None else previous[2])
         if state.life.synced:
             self._end.sync()
-        self._open = OpenSegment(directory, 1 if previous is None else previous[0] + 1, state, self._end.changed_ns)
+        self._open = OpenSegment(directory, 1 if previous is None else previous[0] + 1, state, self._end.last)
         if previous is not None:
             failpoints.reach("recover.based")
             number, end, _ = previous
-            size = end_earlier(directory, number, end, self._end.changed_ns, synced=state.life.synced)
+            size = end_earlier(directory, number, end, self._end.last, synced=state.life.synced)
             if number in self._kept:
                 self._kept[number].size = size
             failpoints.reach("recover.sealed")
@@ -156,7 +156,9 @@ class LogWriter:
 
     def _write(self, batches: Sequence[list[Entry]]) -> None:
         """Append batches; the state follows, and the acknowledged end before anybody is told."""
-        frames = [encode_frame(entries, self._end.changed_ns) for entries in batches]
+        # The last one alone names the end: a log that is cut between them is no whole one.
+        frames = [encode_frame(entries, MORE) for entries in batches[:-1]]
+        frames.append(encode_frame(batches[-1], self._end.last))
         at = self._open.segment.size
         self._open.append([piece for frame in frames for piece in frame.pieces])
         for entries, frame in zip(batches, frames, strict=True):
@@ -190,8 +192,8 @@ class LogWriter:
         """End the segment and begin the next one; return False, with everything as before, where that fails."""
         ended = self._open
         try:
-            following = OpenSegment(self._directory, ended.segment.number + 1, self._state, self._end.changed_ns)
-            ended.follow(following, self._end.changed_ns)
+            following = OpenSegment(self._directory, ended.segment.number + 1, self._state, self._end.last)
+            ended.follow(following, self._end.last)
         except OSError as error:
             logger.warning("%s cannot be ended, it goes on: %s", ended.segment.path.name, error)
             self._rotate_from = time.monotonic() + NO_ROTATION_S

@@ -60,7 +60,11 @@ class Served:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._runner is not None
+        self.let_go()
         await self._runner.cleanup()
+
+    def let_go(self) -> None:
+        """Hold nothing any more: who is held for a caller that was killed would never end."""
 
 
 @dataclass
@@ -118,6 +122,11 @@ class PolicyStub(Served):
         """Break off the held calls of one turn."""
         self._failing.add((rollout_id, turn))
         self.release(rollout_id, turn)
+
+    def let_go(self) -> None:
+        """Let every call go."""
+        for held in self._held.values():
+            held.set()
 
     def turns_of(self, rollout_id: str) -> list[str | None]:
         """The turns that were asked for one rollout, in order."""
@@ -213,6 +222,11 @@ class WorldStub(Served):
     def release(self, tag: str) -> None:
         """Let them go."""
         self._held.pop(tag).set()
+
+    def let_go(self) -> None:
+        """Let everything go."""
+        for held in self._held.values():
+            held.set()
 
     async def _effect(self, request: web.Request) -> web.Response:
         body = await request.json()

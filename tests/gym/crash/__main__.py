@@ -3,7 +3,8 @@
 
 Every fail point of every process is visited with SIGKILL, and those of one process fail or take long instead; then a
 busy Gym is killed at random instants. Exit code 1 if a point was never reached with an unfinished rollout holding a
-turn, if anything that was acknowledged is missing, or if the time was over before the end.
+turn, if anything that was acknowledged is missing, or if the time was over before the end. Then the directories of the
+Gyms stay, with their logs and what they have not believed, and their place is printed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -59,11 +61,9 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     found = Found()
-    with (
-        tempfile.TemporaryDirectory(prefix="crash-", ignore_cleanup_errors=True) as name,
-        contextlib.suppress(TimeoutError),
-    ):
-        asyncio.run(asyncio.wait_for(_run(Path(name), options, found), options.limit))
+    directory = Path(tempfile.mkdtemp(prefix="crash-"))
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(_run(directory, options, found), options.limit))
     _show(found)
     told = {
         "complete": found.complete,
@@ -80,6 +80,10 @@ def main() -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
     sound = found.complete and not found.red() and not any(life.fault for life in found.lives.values())
+    if sound:
+        shutil.rmtree(directory, ignore_errors=True)
+    else:
+        print(f"kept: {directory}")  # noqa: T201 - its output
     return 0 if sound else 1
 
 

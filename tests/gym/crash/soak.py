@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ async def _gym(
     broken: str | None,
     seen: Callable[[Lives], None],
 ) -> None:
-    """Some lives of one Gym."""
+    """Some lives of one Gym, whose directory stays if something was wrong."""
     directory.mkdir()  # noqa: ASYNC240 - a test that waits for its own disk
     async with PolicyStub(SCRIPT) as policy:
         gym = MortalGym(directory, form, limits={"policy_retry_ms": 60_000}, log=LOG, broken=broken)
@@ -93,11 +94,13 @@ async def _gym(
                 await _life(gym, known, lives, number, chosen)
                 lives.turns, lives.cuts = turns + sum(known.turns().values()), cuts + gym.cuts
                 seen(lives)
-        except AssertionError as fault:
+        except (AssertionError, TimeoutError) as fault:
             lives.fault = (str(fault)[:1000] or repr(fault)) + gym.refusals()
             lives.lost += 1
         finally:
             await gym.close()
+    if lives.fault is None:
+        shutil.rmtree(directory)
 
 
 async def _life(gym: MortalGym, known: Known, lives: Lives, number: int, chosen: random.Random) -> None:

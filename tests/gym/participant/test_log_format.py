@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from reference_gym.participant import log_segment
-from reference_gym.participant.log_format import Entry, LogDamaged, encode_frame, read_entry, read_frames, segment_name
+from reference_gym.participant.log_format import (
+    MORE,
+    Before,
+    Entry,
+    LogDamaged,
+    encode_frame,
+    read_entry,
+    read_frames,
+    segment_name,
+)
 
 GIB = 2**30
 
@@ -36,13 +45,13 @@ def put(number: int, *pieces: bytes) -> Entry:
 )
 def test_a_frame_may_be_longer_than_four_gibibytes(entries: list[Entry], tmp_path: Path) -> None:
     """All that a restore installs is one frame: its length and its places are told, whatever they are."""
-    frame = encode_frame(entries, 0)
+    frame = encode_frame(entries, MORE)
     assert len(entries) * 5 * GIB < frame.size
-    assert (frame.size - 24,) == struct.unpack("<Q", frame.pieces[0][:8])
+    assert (frame.size - 32,) == struct.unpack("<Q", frame.pieces[0][:8])
     assert [5 * GIB] * len(entries) == [place.blob for place in frame.places]
     assert len(entries) == len({place.offset for place in frame.places})
     path = tmp_path / segment_name(1)
-    path.write_bytes(b"".join(encode_frame([put(9, b"first")], 0).pieces) + frame.pieces[0] + b"the beginning of it")
+    path.write_bytes(b"".join(encode_frame([put(9, b"first")], MORE).pieces) + frame.pieces[0] + b"the beginning of it")
     assert [["r9"]] == [[entry.header["rollout_id"] for entry, _ in found.entries] for found in read_frames(path, 1)]
 
 
@@ -60,13 +69,13 @@ def test_what_the_system_writes_and_reads_in_parts_is_whole(tmp_path: Path, monk
     monkeypatch.setattr(os, "writev", write_little)
     monkeypatch.setattr(os, "pread", lambda descriptor, length, offset: pread(descriptor, min(length, 7), offset))
     entries = [put(1, b"", b"a" * 20, b"", b"b" * 7), put(2), put(3, b"c" * 100)]
-    frame = encode_frame(entries, 2**63)
+    frame = encode_frame(entries, Before(2**62, 2**63))
     path = tmp_path / segment_name(1)
     with path.open("wb") as file:
         log_segment._write_all(file.fileno(), list(frame.pieces))
     assert b"".join(frame.pieces) == path.read_bytes()
     found, *more = read_frames(path, 1)
-    assert (frame.size, 2**63, []) == (found.after, found.end_ns, more)
+    assert (frame.size, (2**62, 2**63), []) == (found.after, found.before, more)
     blobs = [b"".join(read_entry(tmp_path, place).pieces) for _, place in found.entries]
     assert [b"".join(entry.pieces) for entry in entries] == blobs
 
@@ -74,7 +83,7 @@ def test_what_the_system_writes_and_reads_in_parts_is_whole(tmp_path: Path, monk
 def test_blobs_are_not_kept_while_a_segment_is_read(tmp_path: Path) -> None:
     """The state that a log has recorded needs no payloads: they are read by their places, those that live."""
     path = tmp_path / segment_name(1)
-    path.write_bytes(b"".join(encode_frame([put(1, b"a" * 3_000_000)], 0).pieces))
+    path.write_bytes(b"".join(encode_frame([put(1, b"a" * 3_000_000)], MORE).pieces))
     ((entry, place),) = next(read_frames(path, 1)).entries
     assert ((), 3_000_000) == (entry.pieces, place.blob)
     damaged = bytearray(path.read_bytes())
