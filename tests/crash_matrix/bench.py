@@ -104,7 +104,7 @@ class Bench:
     through: dict[str, str] = field(default_factory=dict)
     roles: dict[str, Forked] = field(default_factory=dict)
     client: Forked | None = None
-    rival: Forked | None = None
+    rivals: list[Forked] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
     listed: dict[str, dict[str, int]] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
@@ -266,14 +266,14 @@ class Bench:
         arguments = ("run", "--config", "run.yaml")
         self.client = await self.forks.start(self.directory, "reference_rl.cli", *arguments, environment=environment)
 
-    async def start_rival(self, name: str) -> Forked:
-        """Start another RL client over the same Gym, with a run and a run directory of its own."""
+    async def start_rival(self, name: str, **changes: Any) -> Forked:
+        """Start another RL client over the same Gym, with a run, a run directory and settings of its own."""
         run = yaml.safe_load((self.directory / "run.yaml").read_text())
-        (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(run | {"run_id": name, "run_dir": name}))
-        self.rival = await self.forks.start(
-            self.directory, "reference_rl.cli", "run", "--config", f"{name}.yaml", environment=TOKENS
-        )
-        return self.rival
+        (self.directory / f"{name}.yaml").write_text(yaml.safe_dump(run | {"run_id": name, "run_dir": name} | changes))
+        arguments = ("run", "--config", f"{name}.yaml")
+        rival = await self.forks.start(self.directory, "reference_rl.cli", *arguments, environment=TOKENS)
+        self.rivals.append(rival)
+        return rival
 
     def state(self) -> str:
         """Return the state of the RL client as the kernel gives it, `Z` when it has ended."""
@@ -342,7 +342,7 @@ class Bench:
 
     async def close(self) -> None:
         """End everything."""
-        for process in (self.client, self.rival, *self.roles.values()):
+        for process in (self.client, *self.rivals, *self.roles.values()):
             if process is not None:
                 await process.kill()
         self.ports.close()

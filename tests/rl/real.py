@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from tests.crash_matrix import judge
-from tests.crash_matrix.bench import BOUND_S, Bench
+from tests.crash_matrix.bench import BOUND_S, ENDED, Bench
 from tests.crash_matrix.cells import ONE
 from tests.crash_matrix.forks import ForkServer
 from tests.crash_matrix.story import to_the_end
@@ -63,8 +65,13 @@ async def any_end(bench: Bench) -> dict[str, Any]:
     lines = len(bench.all_events())
     assert bench.client is not None
     bench.client.send(signal.SIGUSR1)
-    ends = ("snapshot_published", "snapshot_failed", "snapshot_skipped")
-    return dict((await until(lambda: bench.events(*ends, after=lines), "a snapshot ends", BOUND_S))[0])
+
+    def ended() -> Any:
+        found = bench.events("snapshot_published", "snapshot_failed", "snapshot_skipped", after=lines)
+        assert found or bench.state() != ENDED, f"RL ended in a snapshot: {bench.rl_log()}"
+        return found
+
+    return dict((await until(ended, "a snapshot ends", BOUND_S))[0])
 
 
 async def begin(bench: Bench, *points: str) -> None:
@@ -86,6 +93,20 @@ async def snapshot(bench: Bench, outcome: str = "published") -> dict[str, Any]:
     found = await any_end(bench)
     assert f"snapshot_{outcome}" == found["event"], found
     return found
+
+
+async def all_open(bench: Bench) -> bool:
+    """Return whether every participant is idle, its gate open."""
+    statuses = (await bench.statuses()).values()
+    return {("idle", "open")} == {(status["phase"], status["gate"]) for status in statuses}
+
+
+async def until_true(look: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait until a look at the Gym finds what is expected."""
+    end = time.monotonic() + BOUND_S
+    while not await look():
+        assert time.monotonic() < end, f"not within {BOUND_S} s: {what}"
+        await asyncio.sleep(0.02)
 
 
 async def ended_well(bench: Bench) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A relay before one participant of a real Gym: passes every call on, keeps some back, spoils some."""
+"""A relay before one participant of a real Gym: passes every call on; keeps, spoils, edits and doubles some."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ SILENT_S = 3600.0
 PASS = "pass"
 KEEP = "keep"
 """Not passed on yet: whoever sent it gets no answer, and :meth:`Relay.send_kept` may send it later."""
+
+LOST = "lost"
+"""Passed on, while whoever sent it loses the connection at once; the reply goes to :attr:`Relay.lost`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Asked:
 
 
 Rule = Callable[[Asked], str]
+Reply = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
 
 
 @dataclass
@@ -50,17 +55,30 @@ class Relay:
     """Passes calls on to wherever ``upstream`` says that the participant is now.
 
     Attributes:
-        rule: says what becomes of a call: `pass`, `keep`, or a fault of ``tests.rl.scripted.FAULTS`` or `404`.
+        rule: says what becomes of a call: `pass`, `keep`, `lost`, or a fault of ``tests.rl.scripted.FAULTS`` or `404`.
         before: awaited before a call is passed on.
+        edit: returns the call that is passed on in its place.
+        instead: returns a reply that is given without asking the participant, or nothing.
+        copies: how many of a call arrive at the same time; the first reply is the one that is given.
         kept: calls that were kept back.
+        lost: replies that nobody waited for.
+        doubled: every reply to a call that arrived more than once.
         seen: every call.
+        passed: every call that the participant was asked in the usual way; ``replies`` has its answer by ``id()``.
     """
 
     upstream: Callable[[], str]
     rule: Rule = field(default=lambda asked: PASS)
     before: Callable[[Asked], Awaitable[None]] | None = None
+    edit: Callable[[Asked], Asked] = field(default=lambda asked: asked)
+    instead: Callable[[Asked], Reply | None] = field(default=lambda asked: None)
+    copies: Callable[[Asked], int] = field(default=lambda asked: 1)
     kept: list[Asked] = field(default_factory=list)
+    lost: list[asyncio.Task[Reply]] = field(default_factory=list)
+    doubled: list[Reply] = field(default_factory=list)
     seen: list[Asked] = field(default_factory=list)
+    passed: list[Asked] = field(default_factory=list)
+    replies: dict[int, Reply] = field(default_factory=dict)
     url: str = ""
     _site: web.TCPSite | None = None
     _runner: web.AppRunner | None = None
@@ -83,15 +101,27 @@ class Relay:
             return web.Response(text="<html>not here</html>", content_type="text/html", status=int(fault))
         if fault == "html":
             return web.Response(text="<html>welcome</html>", content_type="text/html")
+        if fault == LOST:
+            self.lost.append(asyncio.create_task(self.send(self.edit(asked))))
+            return _reset(request)
+        self.passed.append(asked)
         try:
-            status, back, data = await self.send(asked)
+            reply = self.instead(asked) or await self._send_copies(self.edit(asked), self.copies(asked))
+            self.replies[id(asked)] = reply
+            status, back, data = reply
         except (aiohttp.ClientError, OSError):
             return _reset(request)
         if fault == "reset_after":
             return _reset(request)
         return web.Response(status=status, headers=back, body=data[:-1] if fault == "cut_json" else data)
 
-    async def send(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
+    async def _send_copies(self, asked: Asked, copies: int) -> Reply:
+        replies = await asyncio.gather(*(self.send(asked) for _ in range(copies)))
+        if copies > 1:
+            self.doubled += replies
+        return replies[0]
+
+    async def send(self, asked: Asked) -> Reply:
         """Pass one call on as it came; return status, headers and body of the reply."""
         if self.before is not None:
             await self.before(asked)
@@ -100,6 +130,10 @@ class Relay:
         async with self._http.request(asked.method, url, headers=asked.headers, data=asked.data) as reply:
             back = {name: value for name, value in reply.headers.items() if name.lower() not in HOP}
             return reply.status, back, await reply.read()
+
+    def unanswered(self, operation: str) -> list[Asked]:
+        """Return the calls of an operation that were passed on, and not answered yet."""
+        return [asked for asked in self.passed if asked.operation == operation and id(asked) not in self.replies]
 
     async def away(self) -> None:
         """Refuse connections, and reset those that there are, until :meth:`back`."""
@@ -143,4 +177,6 @@ async def relaying(upstream: Callable[[], str]) -> AsyncIterator[Relay]:
         try:
             yield relay
         finally:
+            for task in relay.lost:
+                task.cancel()
             await runner.cleanup()

@@ -14,7 +14,7 @@ from tests.crash_matrix.bench import BOUND_S
 from tests.crash_matrix.forks import ForkServer
 from tests.rl.harness import until
 from tests.rl.policy import Policy
-from tests.rl.real import PROCESSES, SURVIVES, TAXI, A, B, C, bench_of, ended_well, hows, snapshot
+from tests.rl.real import PROCESSES, SURVIVES, TAXI, A, B, C, begin, bench_of, ended_well, hows, snapshot
 from tests.rl.relay import PASS, Asked, relaying
 from tests.rl.world import world_server
 
@@ -50,9 +50,8 @@ async def test_results_survive_a_client_that_never_sent_an_ack(tmp_path: Path, f
         )
         finished += [f"m_g0_s{n}" for n in range(5)]
         await policy.let_all()
-        await until(lambda: len(bench.saved()) == 5, "five results are saved", BOUND_S)
+        await until(lambda: dropped and len(bench.saved()) == 5, "lost once, then five are saved", BOUND_S)
         await bench.kill({"rl"}, "quiet")
-        assert dropped
         assert [] == bench.events("acked")
         feed = await bench.ask("gym", "results")
         assert sorted(finished) == sorted(entry["receipt"]["rollout_id"] for entry in feed["results"])
@@ -174,3 +173,43 @@ async def test_a_gym_full_of_effects_under_way_is_restored(tmp_path: Path, forks
             samples = await ended_well(bench)
             assert 25 == len(samples)
             assert [] == judge.regenerated(bench)
+
+
+async def test_a_page_from_before_a_restore_comes_after_it(tmp_path: Path, forks: ForkServer) -> None:
+    """N19: the page with C's result is on its way while the Gym is restored: read after that it is discarded.
+
+    C goes on after the four turns that the snapshot holds, and is trained with the result that it has then.
+    """
+    policy = Policy(hold_from={1: 3, 2: 5})
+    gym = {"limits": {"max_wait_ms": 200}}
+    async with (
+        bench_of(forks, tmp_path / "b", policy, parts=PROCESSES, gym=gym) as bench,
+        relaying(lambda: bench.urls()["agent"]) as relay,
+    ):
+        bench.through = {"agent": relay.url}
+        await begin(bench)
+        await snapshot(bench)
+        relay.rule = lambda asked: "503" if asked.operation == "results" else PASS
+        await until(lambda: not relay.unanswered("results"), "nothing of RL waits for results", BOUND_S)
+        await policy.let({2: 99})
+        poll = next(asked for asked in reversed(relay.seen) if asked.operation == "results")
+        late = await relay.send(poll)
+        while not json.loads(late[2])["results"]:
+            late = await relay.send(poll)
+        (entry,) = json.loads(late[2])["results"]
+        assert (C, 0) == (entry["receipt"]["rollout_id"], entry["receipt"]["attempt"])
+        await policy.let({2: 5})
+        await bench.kill({"resources"}, "quiet")
+        await bench.bring_back()
+        assert ("continued", 4) == hows(await bench.event("gym_recovered"))[C]
+        pages = [late]
+        relay.instead = lambda asked: pages.pop() if pages and asked.operation == "results" else None
+        relay.rule = lambda asked: PASS
+        discarded = await bench.event("page_discarded")
+        assert json.loads(late[2])["feed"] == discarded["feed"]
+        await until(lambda: policy.last_asked()[C] == 5, "C goes on", BOUND_S)
+        assert C not in bench.saved()
+        samples = await ended_well(bench)
+        assert [(A, 0), (B, 1), (C, 1)] == [(row["rollout_id"], row["attempt"]) for row in samples]
+        assert [] == bench.events("surplus")
+        assert [] == judge.regenerated(bench)

@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.crash_matrix import judge
-from tests.crash_matrix.bench import BOUND_S, Bench
+from tests.crash_matrix.bench import BOUND_S
 from tests.crash_matrix.forks import ForkServer
 from tests.rl.harness import until
 from tests.rl.policy import Policy
-from tests.rl.real import PROCESSES, TAXI, A, B, C, any_end, begin, bench_of, ended_well, hows, snapshot
-from tests.rl.relay import PASS, Asked, relaying
-from tests.rl.scripted import FAULTS
+from tests.rl.real import PROCESSES, A, B, all_open, any_end, begin, bench_of, ended_well, hows, snapshot, until_true
+from tests.rl.relay import Asked, relaying
 from tests.rl.world import World, world_server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
@@ -38,20 +34,6 @@ def conformance(world: World, **changes: Any) -> dict[str, Any]:
     """Return tasks in the conformance environment."""
     task = {"seed": 7, "world_url": world.url, "verify_in_world": False}
     return {"name": "c", "environment": "conformance", "max_turns": 5, "task": task} | changes
-
-
-async def all_open(bench: Bench) -> bool:
-    """Return whether every participant is idle, its gate open."""
-    statuses = (await bench.statuses()).values()
-    return {("idle", "open")} == {(status["phase"], status["gate"]) for status in statuses}
-
-
-async def until_true(look: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until a look at the Gym finds what is expected."""
-    end = time.monotonic() + BOUND_S
-    while not await look():
-        assert time.monotonic() < end, f"not within {BOUND_S} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 async def test_one_slow_tool_among_many_rollouts(tmp_path: Path, forks: ForkServer) -> None:
@@ -126,40 +108,6 @@ async def test_a_tool_that_blocks_leads_to_column_2_and_back(tmp_path: Path, for
                 await any_end(bench)
             assert ["column 2", "full"] == [event["mode"] for event in bench.events("snapshot_mode")]
             await ended_well(bench)
-
-
-async def test_no_fault_of_a_call_to_a_real_participant_ends_the_run(tmp_path: Path, forks: ForkServer) -> None:
-    """C20: each fault at one of three: counter 1, every gate open, the snapshot before in use, the next one good."""
-    policy = Policy(hold_from={1: 3, 2: 3})
-    wish: dict[str, Any] = {
-        "snapshot": {"timeout_ms": 400, "durable_timeout_ms": 700, "backoff_s": 0.01},
-        "client": {"attempts": 2, "first_wait_s": 0.01, "longest_wait_s": 0.02, "call_ms": 2000, "grace_s": 0.3},
-    }
-    tasks = TAXI | {"max_turns": 20}
-    async with (
-        bench_of(forks, tmp_path / "b", policy, tasks, parts=PROCESSES, **wish) as bench,
-        relaying(lambda: bench.urls()["resources"]) as relay,
-    ):
-        bench.through = {"resources": relay.url}
-        await bench.start_gym()
-        await bench.start_rl()
-        await until(lambda: policy.was_asked(B, 3) and policy.was_asked(C, 3), "B and C hold turns", BOUND_S)
-        await bench.event("acked")
-        good = (await snapshot(bench))["checkpoint_id"]
-        spoiled = [("commit", fault) for fault in FAULTS] + [("prepare", fault) for fault in ("500", "reset_after")]
-        for turn, (operation, fault) in enumerate(spoiled, 4):
-            await policy.let({1: turn})
-            await until(lambda turn=turn: policy.was_asked(B, turn), "there is something new to save", BOUND_S)  # type: ignore[misc]
-            relay.rule = lambda asked, spoil=(operation, fault): spoil[1] if asked.operation == spoil[0] else PASS  # type: ignore[misc]
-            failed = await snapshot(bench, "failed")
-            relay.rule = lambda asked: PASS
-            assert ("gym/resources", 1) == (failed["participant"], failed["consecutive"]), fault
-            newest = bench.newest()
-            assert newest is not None
-            assert good == newest.name, fault
-            await until_true(lambda: all_open(bench), f"every gate is open after {fault}")
-            good = (await snapshot(bench))["checkpoint_id"]
-        await ended_well(bench)
 
 
 async def test_a_target_that_is_not_empty(tmp_path: Path, forks: ForkServer) -> None:

@@ -15,6 +15,7 @@ class World:
 
     Attributes:
         held: ends of rollout ids whose effects are not answered.
+        failing: ends of rollout ids whose next effect fails, once.
         pause_s: how long every other answer takes, in seconds.
         asked: request ids, in the order in which they came.
     """
@@ -22,6 +23,7 @@ class World:
     def __init__(self) -> None:
         self.url = ""
         self.held: tuple[str, ...] = ()
+        self.failing: set[str] = set()
         self.pause_s = 0.0
         self.asked: list[str] = []
         self._moved = asyncio.Condition()
@@ -36,6 +38,10 @@ class World:
         """Answer one effect."""
         asked = await request.json()
         self.asked.append(asked["request_id"])
+        for end in self.failing:
+            if asked["rollout_id"].endswith(end):
+                self.failing.remove(end)
+                return web.Response(status=500)
         async with self._moved:
             await self._moved.wait_for(lambda: not asked["rollout_id"].endswith(self.held or ("\n",)))
         await asyncio.sleep(self.pause_s)
