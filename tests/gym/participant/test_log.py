@@ -25,7 +25,7 @@ from reference_gym.participant.artifacts import PLACES, STATE, Target, write_cut
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.log import LogDamaged, LogFile, Recovered, disbelief, read_log
 from reference_gym.participant.log_end import END_FILES
-from reference_gym.participant.log_format import segment_name, segments
+from reference_gym.participant.log_format import read_frames, segment_name, segments
 from reference_gym.participant.log_state import Life
 from reference_gym.participant.reading import read_source
 from reference_gym.participant.records import Cut, MemoryStore, Record
@@ -204,6 +204,32 @@ async def test_files_that_are_put_back_one_by_one_shorten_no_log_that_is_believe
             assert 6 == found.records["r1"].header["turns_done"]
             believed += 1
     assert believed < 2
+
+
+async def test_of_what_is_written_at_once_the_last_frame_alone_names_the_end(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CKPT-ID-021: a copy that was made in the middle of a write ends with a frame that vouches for nothing."""
+    log = Log(written, segment_bytes=10**9)
+    writes, goes_on, real = threading.Event(), threading.Event(), os.writev
+
+    def wait(descriptor: int, pieces: list[bytes]) -> int:
+        writes.set()
+        assert goes_on.wait(20)
+        return real(descriptor, pieces)
+
+    monkeypatch.setattr(os, "writev", wait)
+    settling = []
+    for number in range(3):
+        log.store.put(record(number))
+        settling.append(asyncio.ensure_future(log.journal.settled()))
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(writes.wait, 20)
+    goes_on.set()
+    await asyncio.gather(*settling)
+    await log.journal.close()
+    named = [found.before.number for found in read_frames(written / segment_name(1), 1)]
+    assert [2, 3, 0, 4] == named
 
 
 async def test_what_is_refused_is_kept_aside_with_the_reason(written: Path, caplog: pytest.LogCaptureFixture) -> None:
