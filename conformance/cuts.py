@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,9 @@ from conformance.controller import Controller, Json, Participant
 from conformance.errors import Failed, NotOffered
 from conformance.wire import Reply
 from spec import wire as names
+
+ONE_LINE = {"rollouts": "CKPT-DIR-009", "sessions": "CKPT-DIR-010", "ledger": "CKPT-DIR-033"}
+"""What asks for one line for each rollout in an index, by what its participant owns; the first of these counts."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,13 @@ def restored_at(case: Case, participant: Participant | None = None) -> str:
     return checkpoint_id
 
 
+def admits(case: Case, participant: Participant, when: str, *requirements: str) -> None:
+    """Judge that a participant whose gate is open admits a new rollout; nothing is asked of one that owns none."""
+    if participant.owns("rollouts"):
+        outcome = case.outcome(case.item(case.new_id()))["outcome"]
+        case.equal("started", outcome, f"the outcome of a start {when}", "CKPT-GATE-015", *requirements)
+
+
 def commit_everywhere(
     case: Case, checkpoint_id: str, *, wait: str = "durable", **kwargs: Any
 ) -> dict[str, tuple[Json, Path, Reply]]:
@@ -227,6 +238,9 @@ def read_part(
     case.equal(index["digest"], names.bytes_digest(lines), "commit states the digest of the index")
     rows = [json.loads(line) for line in lines.splitlines()]
     case.equal(index["records"], len(rows), "commit states the number of records of the index")
+    kind = next(what for what in ONE_LINE if participant.owns(what))
+    twice = sorted(key for key, count in Counter(row["rollout_id"] for row in rows).items() if count > 1)
+    case.equal([], twice, "rollouts with more than one line in the index", ONE_LINE[kind])
     return Part(participant.name, target, directory, manifest, {row["rollout_id"]: row for row in rows})
 
 

@@ -193,12 +193,7 @@ class Plans(ItemCalls):
     def _has_room(self, participant: Participant) -> bool:
         parts = [parts[participant.name] for parts in self._parts.values() if participant.name in parts]
         sizes = [size(part) for part in parts if part.target["scheme"] == "http"]
-        for which, name in enumerate(("max_artifacts", "max_artifacts_bytes")):
-            room = participant.capabilities["limits"].get(name)
-            kept = [one[which] for one in sizes]
-            if room is not None and kept and sum(kept) + 2 * max(kept) > room:
-                return False
-        return True
+        return has_room(sizes, participant.capabilities["limits"])
 
     def _address(self, policy: Json) -> str:
         for name in ("main", "second", "elsewhere"):
@@ -252,3 +247,18 @@ def _nothing() -> Json:
 def _unfinished(state: Any, key: str) -> bool:
     held = state.rollouts.get(key)
     return held is not None and held.state in ("live", "retired", "failed")
+
+
+def has_room(sizes: Sequence[tuple[int, int]], limits: Mapping[str, int]) -> bool:
+    """Return whether a further cut can be uploaded beside some that are there, twice as large as the largest of them.
+
+    Args:
+        sizes: files and bytes of each.
+        limits: of the participant; what it does not declare has no bound.
+    """
+    for which, name in enumerate(("max_artifacts", "max_artifacts_bytes")):
+        room = limits.get(name)
+        kept = [one[which] for one in sizes]
+        if room is not None and kept and sum(kept) + 2 * max(kept) > room:
+            return False
+    return True

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from conformance import machine_outside as outside
 from conformance import model
-from conformance.controller import Participant
+from conformance.controller import Json, Participant
 from conformance.errors import Failed, NotOffered
 from conformance.gym import Gym
 from conformance.machine_orders import Driver
@@ -102,24 +102,13 @@ class ProcessDriver(Driver):
         for participant in self.everyone:
             watch = self.watches[participant.name]
             self._reborn(watch, participant, before[participant.name], fresh=fresh)
-            for name, rollout in at_risk.items():
-                # What cannot continue has stopped (CKPT-PHASE-018), what was cut off may have (CKPT-ENV-013).
-                stopped = frozenset(_uncertain(state, name) for state in watch.states)
-                certain = rollout.restart_only and rollout.loose is None
-                watch.states = stopped if certain else watch.states | stopped
-                kept = participant.capabilities["incarnation"] == before[participant.name]
-                if certain and kept and participant.owns("rollouts"):
-                    self.visits["CKPT-PHASE-018"] += 1
-        if self._lost_sessions(before):
+            watch.states = cut_off(watch.states, at_risk)
+            if participant.owns("rollouts") and participant.capabilities["incarnation"] == before[participant.name]:
+                self.visits["CKPT-PHASE-018"] += sum(map(cannot_continue, at_risk.values()))
+        if lost_sessions([participant.capabilities for participant in self.everyone], before):
             self._give_up_sessions()
         else:
             self.look_after_restart(at_risk)
-
-    def _lost_sessions(self, before: Mapping[str, str]) -> bool:
-        """Return whether rollouts live on whose sessions were apart and are gone."""
-        kept = {p.name for p in self.everyone if p.capabilities["incarnation"] == before[p.name]}
-        apart = {p.name for p in self.everyone if p.owns("sessions")} - {self.agent.name}
-        return self.agent.name in kept and not apart <= kept
 
     def _give_up_sessions(self) -> None:
         """Retire what goes on until its next effect and fails then, as `session_lost`: nobody can say when."""
@@ -191,6 +180,37 @@ class ProcessDriver(Driver):
             self.agent.change(lambda state: _uncertain(state, piece.rollout_id))
         # The handler that was there is gone; the one that is there now is one that has come since.
         self.guest(piece, "no" if state in ("restart", "failed") else piece.goal.busy)
+
+
+def cannot_continue(rollout: Rollout) -> bool:
+    """Return whether a rollout that lived when its process was ended has certainly stopped (CKPT-PHASE-018)."""
+    return rollout.restart_only and rollout.loose is None
+
+
+def cut_off(states: frozenset[State], at_risk: Mapping[str, Rollout]) -> frozenset[State]:
+    """Return what may be true after a restart: what cannot continue has stopped, what was cut off may have.
+
+    Args:
+        states: what may be true but for that.
+        at_risk: the rollouts with something under way (CKPT-ENV-013), or that cannot continue (CKPT-PHASE-018).
+    """
+    for name, rollout in at_risk.items():
+        stopped = frozenset(_uncertain(state, name) for state in states)
+        states = stopped if cannot_continue(rollout) else states | stopped
+    return states
+
+
+def lost_sessions(participants: Sequence[Json], before: Mapping[str, str]) -> bool:
+    """Return whether rollouts live on whose sessions were apart and are gone.
+
+    Args:
+        participants: the capabilities of all, after a restart.
+        before: the incarnations that they had, by name.
+    """
+    kept = {row["name"] for row in participants if row["incarnation"] == before[row["name"]]}
+    owners = {row["name"] for row in participants if "rollouts" in row["owns"]}
+    apart = {row["name"] for row in participants if "sessions" in row["owns"]} - owners
+    return owners <= kept and not apart <= kept
 
 
 def may_fail(state: State) -> State:

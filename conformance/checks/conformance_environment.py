@@ -11,7 +11,17 @@ from conformance.case import DEFAULT_SCRIPT, Case, Rollout
 from conformance.controller import Json
 from conformance.gym import CONFORMANCE, RESTART_ONLY
 from conformance.registry import check
-from conformance.script import VECTOR, VECTOR_SEED, VECTOR_WORLD_TAG, VECTOR_WORLD_VALUE, ToolCall, add, script, world
+from conformance.script import (
+    VECTOR,
+    VECTOR_SEED,
+    VECTOR_WORLD_TAG,
+    VECTOR_WORLD_VALUE,
+    ToolCall,
+    add,
+    grow,
+    script,
+    world,
+)
 
 COMMON = ("conformance",)
 TOOLS = ["add", "world", "grow", "refuse"]
@@ -93,6 +103,19 @@ def the_vector(case: Case) -> None:
     case.equal(TOOLS, tools, "the tools in their order", "CKPT-CONF-009")
     posts = len(case.world.calls(rollout_id=rollout.rollout_id))
     case.equal(1, posts, "POSTs to the outside", "CKPT-CONF-018", "CKPT-CONF-019")
+
+
+@check("CKPT-CONF-023", "CKPT-CONF-024", features=COMMON)
+def a_blob_grows_at_its_end(case: Case) -> None:
+    """Grown twice, by lengths that end within the pattern: the second piece goes on where the first one ended."""
+    sizes, blob = (300, 1, 450), bytes(i % 251 for i in range(751))
+    body = case.body(case.start(script(*map(grow, sizes), "done")))
+    for n, text in enumerate(observations(body), 1):
+        grown = sum(sizes[:n])
+        wanted = hashlib.sha256(blob[:grown]).hexdigest()
+        shown = json.loads(text)["blob_sha256"]
+        case.equal(wanted, shown, f"the digest of {grown} bytes", "CKPT-CONF-023", "CKPT-CONF-024")
+    case.equal(sum(sizes), body["final"]["blob_bytes"], "its length", "CKPT-CONF-023")
 
 
 @check("CKPT-ROLL-032", "CKPT-ROLL-062", "CKPT-ROLL-063", features=COMMON, budget="quick")

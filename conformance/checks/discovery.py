@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from conformance.case import Case
@@ -43,6 +44,21 @@ def capabilities_are_valid(case: Case) -> None:
     last = case.p.status()
     for field in ("checkpoint_id", "controller", "lease_remaining_ms", "captured", "last"):
         case.true(field in last, f"{field} is there, null or not", "CKPT-ERR-003", got=sorted(last))
+
+
+@check("CKPT-DISC-007", features=("conformance",))
+def who_runs_effects_owns_sessions(case: Case) -> None:
+    """The environment `conformance` has state: somebody owns its sessions, and who answers the probe says so."""
+    owners = {p.name for p in case.gym.participants if p.owns("sessions")}
+    case.true(owners, "a participant owns the sessions of conformance", "CKPT-DISC-007", got="nobody names sessions")
+    rollout_id = case.new_id()
+    body = {"rollout_id": rollout_id, "attempt": 0, "turn": 1, "request_id": f"{rollout_id}/1/1"}
+    content = json.dumps({**body, "tool": "add", "args": {"n": 1}, "effects_done": None}).encode()
+    headers = {"Content-Type": "application/json"}
+    for p in case.gym.participants:
+        reply = case.wire.raw("POST", p.url + names.PROBE_PATH, headers=headers, content=content, plane="data")
+        what = f"{p.name} runs effects only if it owns sessions"
+        case.true(reply.code != "session_lost" or p.name in owners, what, "CKPT-DISC-007", got=reply.brief)
 
 
 @check(

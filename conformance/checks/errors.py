@@ -133,6 +133,11 @@ def targets_outside_the_roots_are_refused(case: Case) -> None:
         found = post(case, "/checkpoint/commit", {**body, "target": {"scheme": "file", "path": path}})
         case.equal("invalid_request", found, f"the target {path!r}", "CKPT-SEC-012")
     case.equal([], list(directory.iterdir()), "nothing was written", "CKPT-SEC-011")
+    case.accepted(c.abort(p, open_id), "abort")
+    cut = {"scheme": "file", "checkpoint_id": open_id, "manifest_digest": names.bytes_digest(b"none")}
+    for path in ("/", "/tmp", str(link), str(directory / ".." / ".." / ".." / "..")):  # noqa: S108 - as above
+        reply = c.restore(p, c.next_id(), {**cut, "path": path})
+        case.refused(reply, "forbidden_target", f"the source {path}", "CKPT-ERR-029", "CKPT-SEC-011")
     link.unlink()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from conformance.case import Case, Rollout
-from conformance.controller import Controller
+from conformance.controller import Controller, Participant
 from conformance.cuts import committed_at, prepared_at, restored_at
 from conformance.registry import check
 from conformance.script import add, script
@@ -108,8 +108,8 @@ def another_incarnation_changes_nothing(case: Case) -> None:
 def a_lower_controller_is_refused(case: Case) -> None:
     """C11, C12: controllers are ordered by epoch, then by the bytes of the id; a lower one changes nothing."""
     low = case.controller
-    middle = Controller(low.controller_id + "-a", low.epoch + 1)
-    high = Controller(low.controller_id + "-b", low.epoch + 1)
+    middle = Controller(low.controller_id + "-B", low.epoch + 1)
+    high = Controller(low.controller_id + "-a", low.epoch + 1)  # Higher by its bytes, lower by the alphabet.
     case.step(f"adopt {middle.controller_id}, then {high.controller_id}, of one epoch")
     case.accepted(middle.adopt(case.p), "a higher epoch is adopted", "CKPT-CTRL-002")
     case.accepted(high.adopt(case.p), "of equal epochs the id that is higher bytewise", "CKPT-CTRL-001")
@@ -270,6 +270,25 @@ def while_one_is_open_other_ids_are_refused(case: Case) -> None:
     last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
     case.equal((higher, "aborted"), last, "the higher one is recorded in its place", "CKPT-CKID-026")
     case.refused(c.prepare(p, higher), "stale_checkpoint", "its own late prepare", "CKPT-CKID-020")
+
+
+@check("CKPT-CKID-025", "CKPT-CKID-026", profile="checkpoint", each="participant", storage=True)
+def an_abort_of_a_higher_id_ends_what_is_open(case: Case) -> None:
+    """In each phase in which a checkpoint waits for its controller: it ends unpublished, and the higher one is last."""
+    c, p = case.controller, case.p
+    for reach in (prepared_at, _committed_id, restored_at):
+        reach(case, p)
+        phase, higher = p.status()["phase"], c.next_id()
+        case.accepted(c.abort(p, higher), f"an abort of a higher id in {phase}", "CKPT-CKID-025")
+        status = p.status()
+        got = (status["phase"], status["gate"])
+        case.equal(("idle", "open"), got, f"the one that was {phase} ended", "CKPT-CKID-025")
+        last = (status["last"]["checkpoint_id"], status["last"]["ended_as"], status["last"]["manifest"])
+        case.equal((higher, "aborted", None), last, f"`last` after {phase}", "CKPT-CKID-026", "CKPT-CKID-025")
+
+
+def _committed_id(case: Case, participant: Participant) -> str:
+    return committed_at(case, participant)[0]
 
 
 @check("CKPT-CKID-003", profile="checkpoint", each="participant")

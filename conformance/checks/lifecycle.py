@@ -74,6 +74,8 @@ def a_snapshot_from_prepare_to_resume(case: Case) -> None:
     left = again["lease_remaining_ms"]
     case.true(LEASE_MS - 3000 < left <= LEASE_MS, "the lease that is left", "CKPT-PREP-016", got=left)
     case.true(status["lease_remaining_ms"], "a lease runs", "CKPT-LEASE-001", got=status["lease_remaining_ms"])
+    case.accepted(c.renew(p, open_id, lease_ms=LEASE_MS), "renew")
+    case.equal(progress, p.status()["progress"], "progress after a renew", "CKPT-STATUS-008")
     target, _ = target_for(case, p, open_id)
     case.step(f"commit {open_id}, wait: durable")
     first = case.accepted(c.commit(p, open_id, target), "commit is accepted in prepared", "CKPT-COMMIT-001")
@@ -110,6 +112,8 @@ def a_snapshot_from_prepare_to_resume(case: Case) -> None:
             "CKPT-CKID-018",
         )
         case.accepted(c.resume(p, open_id), "resume of last", "CKPT-CKID-015")
+    case.accepted(c.abort(p, prepared_at(case)), "abort")
+    case.equal(progress, p.status()["progress"], "progress after an abort of a prepared one", "CKPT-STATUS-008")
 
 
 def _where(status: Json) -> tuple[object, ...]:

@@ -195,6 +195,7 @@ def an_open_turn_runs_to_its_boundary(case: Case) -> None:
 
 @check(
     "CKPT-ROLL-021",
+    "CKPT-ROLL-020",
     "CKPT-ROLL-024",
     "CKPT-GATE-015",
     "CKPT-ROLL-023",
@@ -209,7 +210,8 @@ def a_closed_gate_admits_nothing(case: Case) -> None:
     item = case.item(case.new_id())
     with case.unchanged("CKPT-ROLL-023", at=[case.agent]):
         case.equal("admission_closed", case.outcome(item)["outcome"], "a new rollout", "CKPT-ROLL-021")
-        case.equal("already_started", case.outcome(live.item)["outcome"], "a live one", "CKPT-ROLL-021")
+        again = case.outcome(live.item)["outcome"]
+        case.equal("already_started", again, "a live one", "CKPT-ROLL-021", "CKPT-ROLL-020")
     case.accepted(case.controller.abort(case.agent, open_id), "abort")
     case.equal("started", case.outcome(item)["outcome"], "after abort", "CKPT-ROLL-024", "CKPT-GATE-015")
 

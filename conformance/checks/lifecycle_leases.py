@@ -9,15 +9,13 @@ from collections.abc import Callable
 
 from conformance.case import Case
 from conformance.controller import Controller, Participant
-from conformance.cuts import (
-    ready_at,
-    target_for,
-)
+from conformance.cuts import admits, ready_at, target_for
 from conformance.errors import Failed, NotOffered
 from conformance.registry import check
 
 COMMON = ("conformance",)
 CLOCK_SLACK_MS = 60
+A_DAY_MS = 86_400_000
 
 
 @check(
@@ -28,6 +26,7 @@ CLOCK_SLACK_MS = 60
     "CKPT-LEASE-011",
     "CKPT-LEASE-012",
     "CKPT-LEASE-013",
+    "CKPT-GATE-015",
     profile="checkpoint",
     storage=True,
     budget="default",
@@ -70,6 +69,7 @@ def a_lease_ends_by_itself(case: Case) -> None:
             case.equal("open", status["gate"], "the gate is open", key, "CKPT-LEASE-011")
             last = (status["last"]["checkpoint_id"], status["last"]["ended_as"])
             case.equal((open_id, ended_as), last, "how it ended", key)
+            admits(case, p, f"after the lease of a {phase} checkpoint has ended")
 
 
 KNOCKS = {
@@ -129,7 +129,7 @@ def leases_are_clamped_and_renewed(case: Case) -> None:
     left = reply["lease_remaining_ms"]
     case.true(low - 2000 < left <= low and left > 1, "counts as the minimum", "CKPT-LEASE-002", got=left)
     case.step("renew with a lease of a day")
-    left = case.accepted(c.renew(p, open_id, lease_ms=86_400_000), "renew", "CKPT-RENEW-001")["lease_remaining_ms"]
+    left = case.accepted(c.renew(p, open_id, lease_ms=A_DAY_MS), "renew", "CKPT-RENEW-001")["lease_remaining_ms"]
     case.true(high - 2000 < left <= high, "counts as the maximum", "CKPT-LEASE-003", "CKPT-RENEW-003", got=left)
     shown = p.status()["lease_remaining_ms"]
     case.true(high - 4000 < shown <= high, "status shows it", "CKPT-STATUS-005", got=shown)
@@ -141,3 +141,15 @@ def leases_are_clamped_and_renewed(case: Case) -> None:
     again = ready_at(case, p, open_id, lease_ms=high)["lease_remaining_ms"]
     full = high - 250 < again <= high
     case.true(full, "the full length again", "CKPT-LEASE-004", "CKPT-LEASE-016", got=[again, high])
+    case.accepted(c.abort(p, open_id), "abort")
+    open_id = c.next_id()
+    case.step("prepare with a lease of a day")
+    left = ready_at(case, p, open_id, lease_ms=A_DAY_MS)["lease_remaining_ms"]
+    case.true(high - 2000 < left <= high, "that of a prepare counts as the maximum", "CKPT-LEASE-003", got=left)
+    case.accepted(c.abort(p, open_id), "abort")
+    open_id = c.next_id()
+    case.step("restore with a lease of a day")
+    case.accepted(c.restore(p, open_id, None, lease_ms=A_DAY_MS), "a reset")
+    left = p.status()["lease_remaining_ms"]
+    case.true(high - 4000 < left <= high, "that of a restore counts as the maximum", "CKPT-LEASE-003", got=left)
+    case.accepted(c.abort(p, open_id), "abort")

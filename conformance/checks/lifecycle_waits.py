@@ -203,7 +203,7 @@ def a_ledger_owner_is_always_ready(case: Case) -> None:
     p = case.gym.owner("ledger")
     if p is None or p.owns("rollouts") or p.owns("sessions"):
         raise NotOffered("no participant owns a ledger alone")
-    rollouts = [case.start_at(n) for n in (1, 2)]
+    rollouts = [case.start_at(n) for n in (1, 2, 3)]
     started = time.monotonic()
     ready_at(case, p, checkpoint_id := case.controller.next_id())
     took = time.monotonic() - started

@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance.case import Case
-from conformance.cuts import plan, restore_at, restore_cut, take_cut
+from conformance.controller import Json, Participant
+from conformance.cuts import plan, restore_at, restore_cut, resume_everywhere, take_cut
 from conformance.registry import check
 from conformance.script import add, grow, script
 from spec import wire as names
@@ -32,6 +33,44 @@ def a_kept_result_is_the_same_string(case: Case) -> None:
         kept = case.result(done, "CKPT-FEED-016", "CKPT-FEED-017")
         case.equal(before["receipt"], kept["receipt"], f"its receipt, restored {life}", "CKPT-RESTORE-021")
         case.equal(before["result"], kept["result"], f"its text, restored {life}", "CKPT-RESULT-004", "CKPT-RESULT-002")
+
+
+@check("CKPT-CKID-016", "CKPT-CKID-018", profile="checkpoint", features=COMMON, storage=True)
+def a_restore_is_told_again(case: Case) -> None:
+    """A restore of a rollout and a result is repeated after its resume: the counts of its first reply come again."""
+    rollout = case.start_at(1)
+    case.finished(script("done"))
+    cut = take_cut(case)
+    case.release(rollout)
+    lists, restore_id = plan(case, cut), case.controller.next_id()
+
+    def restore(p: Participant) -> Json:
+        reply = case.accepted(restore_at(case, p, cut, lists, restore_id), f"{p.name} restores", "CKPT-CKID-016")
+        return {name: reply[name] for name in ("restored_count", "restarts", "results_count")}
+
+    first = {p.name: restore(p) for p in case.gym.descending}
+    kept = first[case.agent.name]["results_count"]
+    case.true(kept > 0, "the owner of rollouts has restored a result", "CKPT-RESTORE-021", got=first)
+    resume_everywhere(case, restore_id)
+    again = {p.name: restore(p) for p in case.gym.descending}
+    case.equal(first, again, "the outcome of the restore, told again", "CKPT-CKID-016", "CKPT-CKID-018")
+
+
+@check("CKPT-RESTORE-059", profile="turn-recovery", features=COMMON, storage=True)
+def a_restore_fences_attempts_that_nobody_saw(case: Case) -> None:
+    """A rollout of attempt 0 is restored as attempt 6: effects and starts of the attempts between are stale."""
+    rollout = case.start_at(1)
+    cut = take_cut(case)
+    case.attempts[rollout.rollout_id] = 5
+    restore_cut(case, cut)
+    case.equal(6, rollout.attempt, "the attempt that the restore names")
+    for attempt in (1, 5):
+        reply = case.sessions.probe(rollout.rollout_id, attempt, 2, f"{rollout.rollout_id}/2/9", "add", {"n": 1})
+        case.refused(reply, "stale_attempt", f"an effect of attempt {attempt}", "CKPT-RESTORE-059")
+        outcome = case.outcome({**rollout.item, "attempt": attempt})["outcome"]
+        case.equal("stale_attempt", outcome, f"a start of attempt {attempt}", "CKPT-RESTORE-059")
+    case.release(rollout)
+    case.body(rollout, "CKPT-RESTORE-059")
 
 
 @check("CKPT-RESTORE-036", "CKPT-ROLL-033", profile="turn-recovery", features=COMMON, storage=True)

@@ -72,6 +72,19 @@ def a_batch_is_answered_item_by_item(case: Case) -> None:
     case.equal(["invalid", "started", "invalid"], got, "one rollout twice in a batch", "CKPT-ROLL-003")
 
 
+@check("CKPT-ROLL-025", features=COMMON)
+def a_start_runs_as_the_attempt_that_it_names(case: Case) -> None:
+    """A rollout that nobody knows starts as attempt 7: so it asks the policy, is listed, and ends."""
+    rollout = case.start_at(1, attempt=7)
+    case.equal(7, case.row(rollout)["attempt"], "the attempt in the listing", "CKPT-ROLL-025")
+    asked = {one.attempt for one in case.witness.generations(rollout.rollout_id)}
+    case.equal({7}, asked, "the attempts that ask the policy", "CKPT-ROLL-025")
+    case.release(rollout)
+    entry = case.result(rollout)
+    named = (entry["receipt"]["attempt"], entry["content"]["info"]["attempt"])
+    case.equal((7, 7), named, "the attempt of its receipt and of its result", "CKPT-ROLL-025")
+
+
 @check(
     "CKPT-ROLL-012",
     "CKPT-ROLL-013",
@@ -296,7 +309,7 @@ def the_policy_of_an_item_wins(case: Case) -> None:
     case.equal({address}, found, "the addresses called", "CKPT-ROLL-031")
 
 
-@check("CKPT-ROLL-022", "CKPT-ROLL-024", features=COMMON)
+@check("CKPT-ROLL-022", "CKPT-ROLL-024", "CKPT-ROLL-020", features=COMMON)
 def over_capacity_is_said(case: Case) -> None:
     """More live rollouts than `max_live_rollouts`: `over_capacity`; startable once there is room."""
     limit = case.agent.limit("max_live_rollouts")
@@ -311,6 +324,8 @@ def over_capacity_is_said(case: Case) -> None:
         reply = case.start_items(items[start : start + batch])
         outcomes += [row["outcome"] for row in reply["outcomes"]]
     case.equal(["started"] * room + ["over_capacity"], outcomes, "the outcomes", "CKPT-ROLL-022")
+    again = case.outcome(items[0])["outcome"]
+    case.equal("already_started", again, "a start of a live one, of which there are as many as can be", "CKPT-ROLL-020")
     case.controller.retire(case.agent, {items[0]["rollout_id"]: 0})
     case.until(lambda: case.row(items[0]["rollout_id"])["state"] == "retired", "one is freed")
     case.equal("started", case.outcome(items[-1])["outcome"], "the refused one starts", "CKPT-ROLL-024")

@@ -9,7 +9,7 @@ from conformance.cuts import reset, restore_cut, take_cut
 from conformance.errors import NotOffered
 from conformance.gym import RESTART_ONLY
 from conformance.registry import check
-from conformance.script import script
+from conformance.script import script, world
 
 COMMON = ("conformance",)
 HUNDRED = 100
@@ -32,13 +32,38 @@ def finish_crowd(case: Case, number: int) -> list[Json]:
     return [served[key]["receipt"] for key in ids]
 
 
-@check("CKPT-ACK-006", "CKPT-ACK-007", "CKPT-ACK-002", "CKPT-ACK-003", "CKPT-ACK-004", features=COMMON)
+def _judge_pages(case: Case) -> None:
+    """Judge that no page of the hundred results, or of their rollouts, is longer than the Gym declares."""
+    most = case.agent.limit("max_page_items")
+    if most >= HUNDRED:
+        return
+    for limit in (None, HUNDRED):
+        pages = {
+            "results": case.agent.get_results(limit=limit),
+            "rollouts": case.agent.get_rollouts(limit=limit),
+        }
+        for name, reply in pages.items():
+            number = len(case.accepted(reply, f"a page of {name}")[name])
+            what = f"a page of {name} (limit {limit}) has at most max_page_items {most}"
+            case.true(number <= most, what, "CKPT-ROLL-056", got=number)
+
+
+@check(
+    "CKPT-ACK-006",
+    "CKPT-ACK-007",
+    "CKPT-ACK-002",
+    "CKPT-ACK-003",
+    "CKPT-ACK-004",
+    "CKPT-ROLL-056",
+    features=COMMON,
+)
 def one_wrong_digit_among_a_hundred_receipts(case: Case) -> None:
     """C03: 100 receipts in one batch, one off by one hex digit: 99 `released`, one `mismatch`, still served."""
     limit = min(case.agent.limit("max_batch"), case.agent.limit("max_live_rollouts"))
     if limit < HUNDRED:
         raise NotOffered(f"no more than {limit} at once")
     receipts = finish_crowd(case, HUNDRED)
+    _judge_pages(case)
     place = 57
     digest = receipts[place]["digest"]
     wrong = {**receipts[place], "digest": digest[:-1] + ("0" if digest[-1] != "0" else "1")}
@@ -50,6 +75,48 @@ def one_wrong_digit_among_a_hundred_receipts(case: Case) -> None:
     left = [row["receipt"] for key, row in case.agent.results().items() if key in mine]
     case.equal([receipts[place]], left, "what is still served", "CKPT-ACK-004", "CKPT-ACK-007")
     case.equal(["released"], case.ack(receipts[place]), "its own digest", "CKPT-ACK-007")
+
+
+@check(
+    "CKPT-STATUS-016",
+    "CKPT-STATUS-014",
+    "CKPT-STATUS-015",
+    "CKPT-ROLL-020",
+    profile="checkpoint",
+    features=COMMON,
+    world=True,
+)
+def each_rollout_is_counted_once_by_its_state(case: Case) -> None:
+    """A rollout in each state: the one that lives and the one that stopped are live, what has ended is not."""
+    reset(case)
+    going = case.start_at(1)
+    case.world.fail("broken")
+    stopped = case.start(script(world("broken"), "done"))
+    case.until_state(stopped, "restart")
+    again = case.outcome(stopped.item)["outcome"]
+    case.equal("already_started", again, "a start of the one that stopped and is live", "CKPT-ROLL-020")
+    case.finished(DONE)
+    lost = case.new_id()
+    case.world.fail(rollout_id=lost, kind="verify", times=9)
+    case.failure(case.start(DONE, rollout_id=lost, verify_in_world=True))
+    released = case.finished(DONE)[1]["receipt"]
+    case.equal(["released"], case.ack(released), "the ACK")
+    gone = case.start_at(1)
+    retired = case.controller.retire(case.agent, {gone.rollout_id: gone.attempt})
+    case.accepted(retired, "retire")
+    counts = case.agent.status()["counts"]
+    wanted = {
+        "admitted": 6,
+        "live": 2,
+        "restart": 1,
+        "finished_unreleased": 1,
+        "failed_unreleased": 1,
+        "released": 1,
+        "retired": 1,
+    }
+    got = {name: counts[name] for name in wanted}
+    case.equal(wanted, got, "the counts", "CKPT-STATUS-016", "CKPT-STATUS-014", "CKPT-STATUS-015")
+    case.release(going, gone)
 
 
 @check(

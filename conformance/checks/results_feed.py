@@ -14,6 +14,7 @@ from referencing import Registry, Resource
 
 from conformance.case import Case
 from conformance.controller import Json
+from conformance.cuts import committed_at, prepared_at
 from conformance.errors import Lost
 from conformance.registry import check
 from conformance.script import add, script, world
@@ -128,6 +129,55 @@ def fifty_equal_acks_release_once(case: Case) -> None:
     outcomes = [reply["outcomes"][0]["outcome"] for reply in replies]
     got = (outcomes.count("released"), outcomes.count("already_released"))
     case.equal((1, 49), got, "released and already_released", "CKPT-REPEAT-014")
+
+
+@check("CKPT-FEED-005", profile="checkpoint", features=COMMON, storage=True)
+def a_feed_outlives_everything_but_a_restore(case: Case) -> None:
+    """A start, a result, an ACK, a retire, a controller, a whole checkpoint and an abort leave the feed as it is."""
+    a, c = case.agent, case.controller
+    feed = a.status()["feed"]
+
+    def same(when: str) -> None:
+        case.equal(feed, a.status()["feed"], f"the feed {when}", "CKPT-FEED-005")
+
+    rollout = case.start_at(1)
+    same("after a start and a turn")
+    receipt = case.finished(script("done"))[1]["receipt"]
+    same("after a result")
+    case.ack(receipt)
+    same("after an ACK")
+    case.accepted(c.retire(a, {rollout.rollout_id: rollout.attempt}), "retire")
+    same("after a retire")
+    case.release(rollout)
+    open_id, _, _ = committed_at(case, a)
+    same("after a commit")
+    case.accepted(c.resume(a, open_id), "resume")
+    same("after a resume")
+    case.accepted(c.abort(a, prepared_at(case, a)), "abort")
+    same("after an abort")
+    case.new_controller("next")
+    same("after another controller came")
+
+
+@check("CKPT-FENCE-006", "CKPT-ROLL-011", profile="checkpoint", features=COMMON, storage=True)
+def tombstones_outlive_a_checkpoint(case: Case) -> None:
+    """A released and a retired rollout are remembered as what they are, before a checkpoint and after it."""
+    a, c = case.agent, case.controller
+    released, entry = case.finished(script("done"), attempt=2)
+    case.equal(["released"], case.ack(entry["receipt"]), "the ACK")
+    gone = case.start_at(1)
+    case.accepted(c.retire(a, {gone.rollout_id: gone.attempt}), "retire")
+    case.until_state(gone, "retired", requirements=("CKPT-FENCE-006",))
+    case.release(gone)
+    for when in ("at once", "after a checkpoint"):
+        row = case.row(released)
+        got = (row["state"], row["attempt"], case.row(gone)["state"])
+        case.equal(("released", 2, "retired"), got, f"what is known of them {when}", "CKPT-FENCE-006")
+        case.equal(["already_released"], case.ack(entry["receipt"]), f"the ACK again, {when}", "CKPT-FENCE-006")
+        outcome = case.outcome({**released.item, "attempt": 3})["outcome"]
+        case.equal("released", outcome, f"a higher attempt {when}", "CKPT-ROLL-011", "CKPT-FENCE-006")
+        open_id, _, _ = committed_at(case, a)
+        case.accepted(c.resume(a, open_id), "resume")
 
 
 @check(

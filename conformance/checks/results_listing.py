@@ -148,13 +148,17 @@ def a_result_has_a_limit(case: Case) -> None:
     case.equal(True, failure["terminal"], "a next attempt is pointless", "CKPT-RESULT-021")
 
 
-@check("CKPT-RESULT-016", "CKPT-RESULT-022", features=COMMON)
+@check("CKPT-RESULT-016", "CKPT-RESULT-022", "CKPT-ROLL-011", features=COMMON)
 def a_result_must_be_text(case: Case) -> None:
     """N10: a lone surrogate in the conversation: the terminal failure `result_not_representable`; the feed goes on."""
-    failure = case.failure(case.start(script("lone \ud800 surrogate")), "CKPT-RESULT-016")
+    rollout = case.start(script("lone \ud800 surrogate"))
+    failure = case.failure(rollout, "CKPT-RESULT-016")
     case.equal("result_not_representable", failure["kind"], "the kind", "CKPT-RESULT-016")
     case.equal(True, failure["terminal"], "a next attempt is pointless", "CKPT-RESULT-022")
     case.body(case.start())
+    case.equal(["released"], case.ack(case.result(rollout)["receipt"]), "the ACK of the failure")
+    again = case.outcome({**rollout.item, "attempt": 1})["outcome"]
+    case.equal("released", again, "a next attempt after a terminal failure was released", "CKPT-ROLL-011")
 
 
 @check(

@@ -44,6 +44,7 @@ COMMON = ("conformance",)
     "CKPT-DIR-014",
     "CKPT-DIR-015",
     "CKPT-DIR-017",
+    "CKPT-COMMIT-001",
     "CKPT-COMMIT-004",
     "CKPT-COMMIT-016",
     "CKPT-COMMIT-017",
@@ -74,6 +75,11 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
     ids = (case.new_id("s"), case.new_id("Z"))  # In the order of their bytes the second comes first.
     live = [case.start_at(n, script([add(1), refuse()], add(2), "done"), rollout_id=ids[n - 1]) for n in (1, 2)]
     done, entry = case.finished()
+    gone = case.start_at(1)
+    for p in case.gym.participants:
+        retired = case.accepted(case.controller.retire(p, {gone.rollout_id: gone.attempt}), "retire")
+        case.equal("retired", retired["outcomes"][0]["outcome"], f"what {p.name} says of a retired rollout")
+    case.release(gone)
     checkpoint_id = case.controller.next_id()
     run_id = f"run.{case.prefix}a"
     prepare_everywhere(case, checkpoint_id, run_id=run_id)
@@ -93,10 +99,13 @@ def a_participant_directory_is_what_it_says(case: Case) -> None:
         case.equal(state, manifest["state_schema"], "its state schema", "CKPT-DIR-028")
         _counts_are_as_named(case, replies[p.name], part)
         _files_are_as_named(case, part.directory, manifest, part.manifest["name"])
+        key = "CKPT-DIR-009" if p.owns("rollouts") else "CKPT-DIR-010"
+        case.true(gone.rollout_id not in part.rows, f"{p.name} lists nothing of the retired rollout", key, got="a row")
         order = list(part.rows)
         case.equal(sorted(order, key=str.encode), order, "the index is sorted by bytes", "CKPT-DIR-008")
     rows = cut.parts[case.agent.name].rows
-    case.equal({r.rollout_id for r in [*live, done]}, set(rows), "live and unreleased rollouts", "CKPT-DIR-009")
+    held = {r.rollout_id for r in [*live, done]}
+    case.equal(held, set(rows), "live and unreleased rollouts", "CKPT-DIR-009", "CKPT-COMMIT-001")
     turns = "turn" if "turn-recovery" in case.gym.profiles else "restart"
     if turns == "restart":
         case.leave_out("no rollout continues without turn-recovery", "CKPT-DIR-029")

@@ -138,6 +138,9 @@ def an_ack_while_it_is_written_leaves_the_cut_alone(case: Case) -> None:
     text = names.bytes_digest(kept["result"].encode())
     case.equal(entry["receipt"]["digest"], text, "the digest of its text", "CKPT-RESULT-002")
     case.new_controller()
+    restore_cut(case, cut, only=set(), keep=set())
+    again = case.outcome({**done.item, "attempt": case.next_attempt(done.rollout_id)})["outcome"]
+    case.equal("started", again, "what was not yet released at the capture", "CKPT-COMMIT-012", "CKPT-COMMIT-002")
 
 
 @check(

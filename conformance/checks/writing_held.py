@@ -9,7 +9,7 @@ from pathlib import Path
 from conformance.case import Case
 from conformance.checks.identity import calls_of
 from conformance.controller import Json, Participant
-from conformance.cuts import prepared_at, target_for
+from conformance.cuts import admits, prepared_at, target_for
 from conformance.errors import NotOffered
 from conformance.failpoints import Armed
 from conformance.registry import check
@@ -64,6 +64,7 @@ def an_abort_ends_with_the_writer(case: Case) -> None:
         case.equal(True, reply.json.get("continues"), "the work goes on", "CKPT-TIME-013")
         status = p.status()
         case.equal("open", status["gate"], "the gate, before the writer has stopped", "CKPT-ABORT-002")
+        admits(case, p, "before the writer has stopped", "CKPT-ABORT-002")
         got = (status["phase"], status["checkpoint_id"])
         case.equal(("committing", open_id), got, "it has not ended: the writer is held", "CKPT-ABORT-003")
         for verb, called in calls_of(case, c, open_id).items():
@@ -122,6 +123,7 @@ def a_lease_ends_with_the_pause(case: Case) -> None:
 @check(
     "CKPT-COMMIT-028",
     "CKPT-CKID-008",
+    "CKPT-GATE-015",
     profile="checkpoint",
     each="participant",
     shared_dir=True,
@@ -133,9 +135,11 @@ def a_writing_that_fails_behind_an_open_gate(case: Case) -> None:
     with case.failpoint("commit.write", "hold") as point:
         open_id, target, directory = begun(case, p, point)
         case.accepted(c.resume(p, open_id), "resume")
+        admits(case, p, "while the cut is written")
         case.step("let the writing fail for lack of space")
         point.turn_into("fail")
         last = over(case, p, "CKPT-COMMIT-028")
+    admits(case, p, "after the writing has failed")
     got = (last["checkpoint_id"], last["ended_as"], last["manifest"])
     case.equal((open_id, "failed", None), got, "how it ended, as `last` tells", "CKPT-COMMIT-028")
     case.equal("insufficient_storage", last["error_code"], "its error", "CKPT-CKID-008")
