@@ -2,9 +2,8 @@
 """Sessions: environment state by rollout, changed by effects that are deduplicated and admitted by the gate.
 
 An effect is judged in this order (CKPT-EFFECT-007): attempt, repeat, session, gate. A repeat is answered with the
-recorded reply, also while the gate is closed. An effect that may not begin yet is held. A handler that raises
-makes its session
-uncertain: nobody knows what it changed, so its rollout stops.
+recorded reply, also while the gate is closed. An effect that may not begin yet is held. A handler that raises makes its
+session uncertain: nobody knows what it changed, so its rollout stops.
 """
 
 from __future__ import annotations
@@ -14,61 +13,15 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from reference_gym.participant import failpoints
 from reference_gym.participant.core import Core
 from reference_gym.participant.errors import ArgumentConflict, Internal, SessionLost, StaleAttempt
+from reference_gym.participant.session import Reply, Session, SessionState
 from reference_gym.participant.slices import Slices
 from reference_gym.participant.state import Captured, EffectCall, Json, Owns, Restored
 
 logger = logging.getLogger(__name__)
-
-
-class SessionState(Protocol):
-    """The author's state of one session."""
-
-    async def apply(self, call: EffectCall) -> Json:
-        """Run one effect and return its reply; an exception means that nobody knows what it changed."""
-        ...
-
-    def save(self) -> Json:
-        """Return the whole state as a JSON value (or ``Encoded``), random generators included; changes nothing."""
-        ...
-
-    def close(self) -> None:
-        """Free the session; it is not used again."""
-        ...
-
-
-@dataclass(slots=True)
-class Reply:
-    """One recorded reply of the turn that the session is in."""
-
-    tool: str
-    args: Json
-    reply: Json
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One session: the author's state, and what its effects have left.
-
-    ``effects`` counts the recorded effects, ``turn`` is the turn of the last one, ``replies`` holds those of that
-    turn by request id. ``running`` is the effect that runs now.
-    """
-
-    rollout_id: str
-    attempt: int
-    environment: str
-    task_digest: str | None
-    state: SessionState
-    effects: int = 0
-    turn: int = 0
-    replies: dict[str, Reply] = field(default_factory=dict)
-    running: tuple[EffectCall, asyncio.Task[Json]] | None = None
-    uncertain: bool = False
 
 
 class Sessions:
@@ -237,7 +190,7 @@ class Sessions:
         return Captured(
             attempt=session.attempt,
             turns_done=session.turn,
-            data=None if restart else self._saved(session),
+            data=None if restart else session.saved(),
             effects=session.effects,
             task_digest=session.task_digest,
             environment=session.environment,
@@ -251,7 +204,7 @@ class Sessions:
         try:
             for restored in rollouts:
                 if restored.data is not None:
-                    built[restored.rollout_id] = self._built(restored)
+                    built[restored.rollout_id] = Session.built(restored, self._load)
                 await slices.give_way()
         except BaseException:
             await self.discard(built)
@@ -268,23 +221,20 @@ class Sessions:
 
     def lose(self, rollout: Restored) -> None:
         """Remember a session that ended with the process: it is there, and nobody knows its state."""
-        session = Session(rollout.rollout_id, rollout.attempt, rollout.environment or "", rollout.task_digest, _Lost())
-        session.uncertain = True
-        session.turn = rollout.turns_done
-        self._sessions[rollout.rollout_id] = session
+        self._sessions[rollout.rollout_id] = Session.lost(rollout)
 
     async def discard(self, built: dict[str, Session]) -> None:
         """Close sessions that nobody installed."""
         slices = Slices()
         while built:
-            _close(built.pop(next(iter(built))))
+            built.pop(next(iter(built))).close()
             await slices.give_way()
 
     def drop(self, rollout_id: str) -> None:
         """Close the session of a rollout."""
         session = self._sessions.pop(rollout_id, None)
         if session is not None:
-            _close(session)
+            session.close()
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -345,7 +295,7 @@ class Sessions:
                 raise Internal(f"the handler of effect {call.request_id} raised {type(error).__name__}") from error
             session.running = None
             if self._sessions.get(call.rollout_id) is not session:
-                _close(session)
+                session.close()
                 raise StaleAttempt.of(call.rollout_id, call.attempt)
             session.effects += 1
             session.replies[call.request_id] = Reply(call.tool, call.args, reply)
@@ -384,55 +334,7 @@ class Sessions:
             session.uncertain = True
             self._participant.uncertain(session.rollout_id)
 
-    def _saved(self, session: Session) -> dict[str, Any]:
-        return {
-            "environment": session.environment,
-            "task_digest": session.task_digest,
-            "effects": session.effects,
-            "turn": session.turn,
-            "replies": {key: [reply.tool, reply.args, reply.reply] for key, reply in session.replies.items()},
-            "state": session.state.save(),
-        }
-
-    def _built(self, restored: Restored) -> Session:
-        data = restored.data
-        return Session(
-            rollout_id=restored.rollout_id,
-            attempt=restored.attempt,
-            environment=data["environment"],
-            task_digest=data["task_digest"],
-            state=self._load(data["environment"], data["state"], restored),
-            effects=data["effects"],
-            turn=data["turn"],
-            replies={key: Reply(*reply) for key, reply in data["replies"].items()},
-        )
-
-
-class _Lost:
-    """The state of a session that cannot continue."""
-
-    async def apply(self, call: EffectCall) -> Json:
-        """No effect ever reaches it."""
-        raise RuntimeError(f"effect {call.request_id} on a lost session")
-
-    def save(self) -> Json:
-        """There is nothing to save."""
-        return None
-
-    def close(self) -> None:
-        """There is nothing to free."""
-
 
 def _input(tool: str, args: Json) -> str:
     """Return what is compared of an effect: JSON text, because in Python true equals 1."""
     return json.dumps([tool, args], sort_keys=True)
-
-
-def _close(session: Session) -> None:
-    """Free a session, unless its handler still runs: then the handler's end does it."""
-    if session.running is not None and not session.running[1].done():
-        return
-    try:
-        session.state.close()
-    except Exception:
-        logger.exception("closing the session of %s failed", session.rollout_id)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from reference_gym.participant.errors import ArgumentConflict
-from reference_gym.participant.sessions import Session, Sessions
+from reference_gym.participant.session import Session
+from reference_gym.participant.sessions import Sessions
 from tests.mutants.seam import wrap
 
 TARGETS = "effects"

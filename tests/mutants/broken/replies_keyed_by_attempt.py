@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_gym.participant.sessions import Sessions
+from reference_gym.participant.session import Session
 from reference_gym.participant.state import Restored
 from tests.mutants.seam import wrap
 
@@ -17,8 +17,8 @@ BREAKS = ("CKPT-EFFECT-006", "CKPT-EFFECT-001", "CKPT-EFFECT-002", "CKPT-EFFECT-
 def apply() -> None:
     """Break it."""
 
-    @wrap(Sessions, "_built")
-    def built(original: Any, self: Sessions, restored: Restored) -> Any:
-        session = original(self, restored)
+    @wrap(Session, "built")
+    def built(original: Any, cls: type[Session], restored: Restored, load: Any) -> Any:
+        session = original(cls, restored, load)
         session.replies = {}  # All of them are of an earlier attempt.
         return session
