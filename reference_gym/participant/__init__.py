@@ -19,10 +19,12 @@ from reference_gym.participant.config import (
     Peer,
     StateSchema,
 )
+from reference_gym.participant.core import Caller
 from reference_gym.participant.errors import ProtocolError, SessionLost, StaleAttempt
 from reference_gym.participant.rollout import Rollout, Turn, Verification
-from reference_gym.participant.service import Caller, Participant
-from reference_gym.participant.sessions import Sessions, SessionState
+from reference_gym.participant.service import Participant
+from reference_gym.participant.session import SessionState
+from reference_gym.participant.sessions import Sessions
 from reference_gym.participant.state import (
     Agent,
     CannotContinue,

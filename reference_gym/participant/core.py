@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every operation of a participant stands on: the author's hooks, and the one place where the machine moves.
-
-``accept`` and ``move`` are the only ways by which a step of the machine becomes real: they put the gate into its
-position, do what the step asks for, wake whoever waits, and order the end of the lease.
-"""
+"""What every operation of a participant stands on: the author's hooks, and what of its state a step changes."""
 
 from __future__ import annotations
 
@@ -17,19 +13,19 @@ from typing import Any, Protocol, TypeVar
 import spec.durable
 from reference_gym.participant import failpoints, installing
 from reference_gym.participant.artifacts import Durable
-from reference_gym.participant.clock import Clock, LoopClock, Timer, within
+from reference_gym.participant.clock import Clock, LoopClock
 from reference_gym.participant.committing import Commit, Writer
 from reference_gym.participant.config import ParticipantConfig
 from reference_gym.participant.encoding import PartValues, head, part_piece
 from reference_gym.participant.feed import Feed
 from reference_gym.participant.fences import Fences
-from reference_gym.participant.gate import Gate, Position
 from reference_gym.participant.journal import Journal, NoJournal
-from reference_gym.participant.log_values import machine_value
-from reference_gym.participant.machine import Machine, Step
+from reference_gym.participant.live import Shared
+from reference_gym.participant.machine import Machine
+from reference_gym.participant.moving import Moving
 from reference_gym.participant.phases import EndedAs, Phase, Todo
 from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
-from reference_gym.participant.registry import Registry, Shared
+from reference_gym.participant.registry import Registry
 from reference_gym.participant.slices import Remains
 from reference_gym.participant.staging import Staging
 from reference_gym.participant.state import Agent, Owns, Part
@@ -59,7 +55,7 @@ class Work(Protocol):
         ...
 
 
-class Core:
+class Core(Moving):
     """The state of one participant.
 
     Args:
@@ -81,16 +77,12 @@ class Core:
         journal: Journal | None = None,
         incarnation: str | None = None,
     ) -> None:
+        super().__init__(clock or LoopClock(), journal or NoJournal())
         self.config = config
         self.incarnation = incarnation or f"i{secrets.token_hex(12)}"
-        self.journal = journal or NoJournal()
-        self.clock = clock or LoopClock()
-        self.gate = Gate(self.clock, self._gate_changed)
         self.fences = Fences(self.journal)
         self.feed = Feed(self.journal)
-        self._machine = Machine()
         self.draining = False
-        self._closing = False
         self.unmanaged_count = 0
         self.staging = Staging(config.staging, config.limits) if config.staging is not None else None
         if self.staging is not None and journal is None:
@@ -105,8 +97,6 @@ class Core:
         self._commit: Commit | None = None
         self._cuts = 0
         self._restorer: Work | None = None
-        self._moved = asyncio.Event()
-        self._lease_timer: Timer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.undo = installing.Undo()
         self.remains = Remains()
@@ -158,19 +148,6 @@ class Core:
         Awaited before anything that depends on it leaves: a reply, a page of the feed, a policy call.
         """
         await self.journal.settled()
-
-    @property
-    def machine(self) -> Machine:
-        """Where the participant stands."""
-        return self._machine
-
-    @machine.setter
-    def machine(self, machine: Machine) -> None:
-        before, self._machine = self._machine, machine
-        kept = (machine.phase, machine.open, machine.last, machine.controller, machine.fresh)
-        if kept != (before.phase, before.open, before.last, before.controller, before.fresh):
-            target = None if self._commit is None else str(self._commit.target.directory)
-            self.journal.note("machine", value=machine_value(machine, target))
 
     @property
     def progress(self) -> int:
@@ -301,19 +278,14 @@ class Core:
             return bool(self.registry.live) or bool(self.feed.ids())
         return not self._store.empty
 
-    # --- moving the machine -------------------------------------------------------------------------------------------
+    # --- what a step of the machine changes ---------------------------------------------------------------------------
 
-    def accept(self, step: Step) -> None:
-        """Make the step of a call that was not refused real."""
-        self.move(Step(step.machine.used(), step.answer, step.todo))
+    @property
+    def _target(self) -> str | None:
+        return None if self._commit is None else str(self._commit.target.directory)
 
-    def move(self, step: Step) -> None:
-        """Make a step real: what the gate guards first, then the gate, then those who wait."""
-        before = self.machine
-        if step.machine is before:
-            return
-        self.machine = step.machine
-        match step.todo:
+    def _act(self, todo: Todo | None) -> None:
+        match todo:
             case Todo.STOP_WRITER if self._commit is not None:
                 self._commit.abandon()
             case Todo.STOP_BUILDER if self._restorer is not None:
@@ -327,11 +299,6 @@ class Core:
         if self.machine.open is None and self._commit is not None:
             self.remains.take(self._commit.cut.records)  # A cut may be the last to hold boundaries of long ago.
             self._commit = None
-        self.gate.move(self._position())
-        self._wake()
-        self._order_lease()
-        if self.machine.open is None and before.open is not None and self.staging is not None:
-            self._tidy(self.staging, before.phase)  # Last: what happens on a disk must not keep a gate closed.
 
     def _keep_installed(self) -> None:
         """Run what a restore has installed; nothing undoes it any more."""
@@ -348,58 +315,21 @@ class Core:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tidy(self, staging: Staging, phase: Phase) -> None:
-        """Remove uploads when a restore has ended, and staged files when a checkpoint has not ended as committed."""
-        last = self.machine.last
-        if phase in (Phase.RESTORING, Phase.RESTORED):
-            staging.forget_uploads()
-        elif last is None or last.ended_as is not EndedAs.COMMITTED:
-            staging.forget_cuts()
+    def _tidy(self, before: Machine) -> None:
+        """Remove committed files when another id opens or has not ended as committed, and uploads after a restore.
 
-    def _position(self) -> Position:
-        if self.machine.gate_open:
-            return Position.OPEN
-        return Position.CLOSING if self.machine.phase is Phase.PREPARING else Position.SEALED
-
-    def _gate_changed(self) -> None:
-        """Something that ran has ended: perhaps everything is quiescent now."""
-        if self.machine.phase is Phase.PREPARING and self.gate.quiescent:
-            self.move(Step(self.machine.quiescent(self.clock.now())))
-            failpoints.reach("prepare.quiescent")
-        else:
-            self._wake()
-
-    def _wake(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    async def wait_move(self, deadline: float) -> bool:
-        """Wait until something has moved; return False if the deadline came first."""
-        if self.clock.now() >= deadline or self._closing:
-            return False
-        waiting = asyncio.ensure_future(self._moved.wait())
-        try:
-            return await within(self.clock, deadline, waiting) and not self._closing
-        finally:
-            waiting.cancel()
-
-    # --- the lease ----------------------------------------------------------------------------------------------------
-
-    def _order_lease(self) -> None:
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-            self._lease_timer = None
-        if self.machine.leased and not self.machine.serving and self.machine.lease_until is not None:
-            self._lease_timer = self.clock.call_at(self.machine.lease_until, self._lease_due)
-
-    def _lease_due(self) -> None:
-        self._lease_timer = None
-        step = self.machine.lease_end(self.clock.now())
-        if step is None:
-            self._order_lease()
-        else:
-            self.move(step)
-            failpoints.reach("lease.ended")
+        CKPT-ART-002, CKPT-ART-004 and CKPT-ART-009.
+        """
+        was, now, last = before.open, self.machine.open, self.machine.last
+        if self.staging is None:
+            return
+        if now is not None:
+            if was is None or was.checkpoint_id != now.checkpoint_id:
+                self.staging.forget_cuts()
+        elif was is not None and before.phase in (Phase.RESTORING, Phase.RESTORED):
+            self.staging.forget_uploads()
+        elif was is not None and (last is None or last.ended_as is not EndedAs.COMMITTED):
+            self.staging.forget_cuts()
 
     # --- restoring ----------------------------------------------------------------------------------------------------
 

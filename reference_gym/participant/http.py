@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote
 
 from reference_gym.participant import failpoints
 from reference_gym.participant.auth import Token, require_token
+from reference_gym.participant.core import Caller
 from reference_gym.participant.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -42,7 +43,7 @@ from reference_gym.participant.exchange import (
 from reference_gym.participant.jsontext import encode
 from reference_gym.participant.requests import read_json, read_large, read_message
 from reference_gym.participant.result import validator
-from reference_gym.participant.service import Caller, Participant
+from reference_gym.participant.service import Participant
 from spec import wire
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from reference_gym.participant import failpoints
 from reference_gym.participant.feed import Feed
 from reference_gym.participant.fences import Fences, Mark, hashed
 from reference_gym.participant.journal import Draft
+from reference_gym.participant.live import BuiltRollouts
 from reference_gym.participant.reading import Source
 from reference_gym.participant.records import BoundaryStore, Record
-from reference_gym.participant.registry import BuiltRollouts
 from reference_gym.participant.restoring import Plan
 from reference_gym.participant.slices import Slices
 from reference_gym.participant.state import Part

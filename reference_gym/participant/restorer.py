@@ -19,10 +19,10 @@ from reference_gym.participant.committing import shared_future
 from reference_gym.participant.encoding import continued
 from reference_gym.participant.errors import Internal, NotReady, ProtocolError, StaleCheckpoint
 from reference_gym.participant.gate import MAX_BLOCKERS
+from reference_gym.participant.live import BuiltRollouts
 from reference_gym.participant.machine import Step
 from reference_gym.participant.reading import ReadStopped, Source, read_source
 from reference_gym.participant.records import Record
-from reference_gym.participant.registry import BuiltRollouts
 from reference_gym.participant.restoring import Plan, make_plan, require_above_fences
 from reference_gym.participant.state import CannotContinue, Part, Policy
 from spec.messages import RestoreRequest

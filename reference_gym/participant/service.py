@@ -13,26 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from reference_gym.participant import failpoints
-from reference_gym.participant.clock import within
-from reference_gym.participant.commits import Commits
 from reference_gym.participant.committing import write_error
 from reference_gym.participant.core import Caller
-from reference_gym.participant.directories import confine
 from reference_gym.participant.errors import (
     DeadlineExceeded,
     InvalidPhase,
     PayloadTooLarge,
-    StaleAttempt,
     StaleCheckpoint,
-    Unavailable,
     Unsupported,
 )
 from reference_gym.participant.fences import Tombstone
 from reference_gym.participant.gate import MAX_BLOCKERS
-from reference_gym.participant.machine import Step
 from reference_gym.participant.phases import Answer, EndedAs, Phase, Where
-from reference_gym.participant.restorer import Restorer
-from reference_gym.participant.restoring import compared, require_above_fences
+from reference_gym.participant.restores import Restores
 from reference_gym.participant.result import Receipt
 from reference_gym.participant.slices import Slices, Steps
 from reference_gym.participant.staging import Staging, Upload
@@ -49,15 +42,8 @@ from spec.messages import (
 )
 from spec.wire import CheckpointId
 
-__all__ = ["Caller", "Participant"]
 
-_TURNS = 50
-"""How many turns of the event loop a failure may take from its timer to its outcome; about ten are needed."""
-_FEW = 100
-"""How many rollouts and receipts of a restore may be compared on the event loop."""
-
-
-class Participant(Commits):
+class Participant(Restores):
     """A participant of the protocol; see ``Core`` for its arguments and for what an author calls."""
 
     # --- operations of the checkpoint ---------------------------------------------------------------------------------
@@ -72,7 +58,6 @@ class Participant(Commits):
         self.accept(step)
         with self._serving(checkpoint_id):
             if step.answer is Answer.ACCEPTED:
-                self._opened()
                 failpoints.reach("prepare.closed")
                 self._gate_changed()
             while self.machine.phase is Phase.PREPARING and self._is_open(checkpoint_id):
@@ -132,8 +117,7 @@ class Participant(Commits):
         """Verify everything, then install; the participant stays paused until resume."""
         checkpoint_id = self._checkpoint(caller, request.checkpoint_id)
         deadline = self._deadline(request.timeout_ms)
-        few = len(request.rollouts) + len(request.results) + len(request.fences) <= _FEW
-        key = compared(request) if few else await asyncio.to_thread(compared, request)
+        key = await self._compared(request)
         if len(request.rollouts) > self.config.limits.max_live_rollouts:
             raise PayloadTooLarge(f"more rollouts than max_live_rollouts {self.config.limits.max_live_rollouts}")
         if request.source is not None:
@@ -263,78 +247,6 @@ class Participant(Commits):
             phase = self.machine.phase.value
             raise InvalidPhase(f"an upload is not possible in phase {phase}", **self._about_open())
 
-    # --- inside: restore ----------------------------------------------------------------------------------------------
-
-    async def _begin_restore(
-        self, checkpoint_id: CheckpointId, request: RestoreRequest, key: str, deadline: float
-    ) -> None:
-        """Judge a restore, and begin it if it is the one that does."""
-        lease_ms = self.config.limits.lease_ms(request.lease_ms)
-
-        def judge() -> Step:
-            return self.machine.restore(checkpoint_id, request.run_id, key, lease_ms, self.clock.now())
-
-        directory: Path | None = None
-        try:
-            step = judge()
-            if step.answer is Answer.ACCEPTED:
-                directory, stale = await self._arguments(request)
-                step = judge()  # Again: meanwhile another call may have come first, perhaps its twin, which then ...
-                if stale is not None and step.answer is Answer.ACCEPTED:
-                    raise stale  # ... has raised the fences itself.
-        except InvalidPhase:
-            await self._source(request)  # Arguments are judged before the phase (CKPT-ORDER-001).
-            raise
-        if step.answer is Answer.ACCEPTED:
-            if self.draining:
-                raise Unavailable("the participant is draining")
-            self.accept(step)
-            self._opened()
-            self._restorer = Restorer(self, request, directory, deadline)
-            failpoints.reach("restore.begun")
-        elif self._is_open(checkpoint_id):
-            self.accept(step)
-
-    async def _arguments(self, request: RestoreRequest) -> tuple[Path | None, StaleAttempt | None]:
-        """Return the directory of a restore's source, and the refusal of attempts that are not above their fences.
-
-        Raises:
-            ForbiddenTarget: the source is not inside a root.
-        """
-        directory = await self._source(request)
-        try:
-            await require_above_fences(request, self.highest)
-        except StaleAttempt as stale:
-            return directory, stale
-        return directory, None
-
-    async def _restore_outcome(
-        self, outcome: asyncio.Future[None], deadline: float, checkpoint_id: CheckpointId
-    ) -> None:
-        """Wait for a restore; the failure that the end of its wait brings goes before that of this call.
-
-        Both waits end together, and on a busy loop in the same step: what is due is let happen (CKPT-RESTORE-009).
-        """
-        if not await within(self.clock, deadline, outcome):
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-        await self._outcome(outcome, deadline, checkpoint_id)
-
-    async def _source(self, request: RestoreRequest) -> Path | None:
-        source = request.source
-        if source is None:
-            return None
-        if source.scheme == "file":
-            return await asyncio.to_thread(confine, source.path, self.config.storage_roots)
-        return None if self.staging is None else self.staging.uploaded(source.checkpoint_id)
-
-    def _restored(self, checkpoint_id: CheckpointId) -> dict[str, Any]:
-        """Return the recorded outcome of a restore."""
-        for known in (self.machine.open, self.machine.last):
-            if known is not None and known.checkpoint_id == checkpoint_id and known.outcome is not None:
-                return dict(known.outcome)
-        raise StaleCheckpoint(f"checkpoint {checkpoint_id} is over")
-
     # --- inside: replies ----------------------------------------------------------------------------------------------
 
     def _readiness(self) -> dict[str, Any]:
@@ -365,11 +277,6 @@ class Participant(Commits):
             told["ended_as"] = last.ended_as.value if known and last is not None else EndedAs.ABORTED.value
             told["pause_ms"] = last.pause_ms if known and last is not None else 0
         return told
-
-    def _opened(self) -> None:
-        """Another id has opened: committed artifacts need not be kept any longer (CKPT-ART-002)."""
-        if self.staging is not None:
-            self.staging.forget_cuts()
 
     # --- inside: retire -----------------------------------------------------------------------------------------------
 
