@@ -156,15 +156,25 @@ class Sessions:
             yield session.state
 
     async def close(self, rollout_id: str, attempt: int) -> None:
-        """Close a session whose rollout has ended; nothing happens if there is none. Held while nothing may change."""
+        """Close the session of a rollout that has its result, held while nothing may change.
+
+        Nothing happens, and nobody waits, if there is none any more: the kit itself closes what is retired, fenced or
+        dropped. Where rollouts are owned an uncertain session stays until then (CKPT-EFFECT-018).
+        """
         participant = self._participant
-        while participant.gate.sealed:
+        while (session := self._ending(rollout_id, attempt)) is not None and participant.gate.sealed:
             await participant.gate.wait_change(rollout_id)
-        session = self._sessions.get(rollout_id)
-        if session is not None and session.attempt == attempt:
+        if session is not None:
             self.drop(rollout_id)
             participant.changed(rollout_id)
             failpoints.reach("session.closed")
+
+    def _ending(self, rollout_id: str, attempt: int) -> Session | None:
+        """Return the session that a call of ``close`` is about, or None if it is not to be closed."""
+        session = self._sessions.get(rollout_id)
+        if session is None or session.attempt != attempt:
+            return None
+        return None if session.uncertain and "rollouts" in self._participant.owns else session
 
     # --- the part -----------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,37 @@ async def test_another_input_under_a_known_request_id_makes_the_session_uncertai
     assert (0, 1) == (reply["counts"]["turn"], reply["counts"]["restart"])
 
 
+async def test_an_uncertain_session_stays_until_its_rollout_is_retired(tmp_path: Path) -> None:
+    """CKPT-EFFECT-018: an agent loop that closes its session however it ends closes no uncertain one."""
+    gym = Gym(tmp_path)
+    await gym.start("a")
+    await gym.waiting("a")
+    await gym.sessions.effect(effect(9))
+    with pytest.raises(ArgumentConflict):
+        await gym.sessions.effect(effect(9, n=77))
+    await gym.sessions.close("a", 0)
+    with pytest.raises(Internal):
+        await gym.sessions.effect(effect(9, 2))
+    await gym.retire(("a", 0))
+    assert 0 == len(gym.sessions)
+    await gym.participant.close()
+
+
+async def test_whoever_closes_a_session_that_is_gone_waits_for_no_gate(tmp_path: Path) -> None:
+    """CKPT-RETIRE-001: an agent loop that closes its session where it is cancelled holds up no retire."""
+    gym = Gym(tmp_path)
+    await gym.start("a")
+    await gym.waiting("a")
+    await gym.prepare("1-1")
+    closing = asyncio.create_task(gym.sessions.close("a", 0))
+    await settle()
+    assert not closing.done(), "nothing changes while the gate is closed"
+    await gym.retire(("a", 0))
+    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(gym.sessions.close("a", 0), 5)
+    await gym.participant.close()
+
+
 async def test_refusals_come_in_the_order_attempt_repeat_session_gate(owner: Gym) -> None:
     """CKPT-EFFECT-007: also behind a closed gate, where a fresh effect is held and a repeat is answered."""
     await opened(owner, attempt=2)
