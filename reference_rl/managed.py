@@ -75,7 +75,7 @@ class ManagedSession(Session):
                     task.cancel()
                 await asyncio.gather(*self.background, return_exceptions=True)
                 for manager in self.managers.values():
-                    await manager.close()
+                    await manager.acks.give_up()
 
     def _assemble(self, http: httpx.AsyncClient) -> None:
         settings = self.settings
@@ -115,13 +115,13 @@ class ManagedSession(Session):
     async def _settle_to_the_end(self) -> None:
         for manager in self.managers.values():
             while self.ledger.read(queries.debts, manager.gym.alias, 1):
-                if not await best_effort(manager.settle_debts(), SETTLE_AT_END_S):
+                if not await best_effort(manager.acks.settle(), SETTLE_AT_END_S):
                     await asyncio.sleep(0.1)
 
     async def _settle_all(self) -> None:
         for manager in self.managers.values():
             if manager.gym.participants:
-                await manager.settle_debts()
+                await manager.acks.settle()
 
     async def _run_gym(self, gym: Deployment, is_up: bool) -> None:
         manager = self.managers[gym.alias]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts under way: dispatch in batches, the results feed, ACK debts, and noticing that a Gym is gone."""
+"""Rollouts under way: dispatch in batches, the results feed, when ACKs are sent, and noticing that a Gym is gone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from reference_rl import failpoints, queries, settling, transitions
+from reference_rl.acks import AckDebts
 from reference_rl.batching import batches
 from reference_rl.control import Tenure
 from reference_rl.deployment import Deployment
@@ -51,6 +52,10 @@ class RolloutManager:
         health_s: how often every participant is asked for its incarnation, in seconds.
         on_result: called after results were saved.
 
+    Attributes:
+        gym: as given.
+        acks: the ACKs that are owed there.
+
     Requirements: CKPT-FEED-013, CKPT-FEED-014, CKPT-ACK-019, CKPT-ACK-022, CKPT-TIME-012, CKPT-RESTART-009,
     CKPT-RESTART-033.
     """
@@ -71,6 +76,7 @@ class RolloutManager:
         on_result: Callable[[], None] = lambda: None,
     ) -> None:
         self.gym = gym
+        self.acks = AckDebts(gym, ledger, events)
         self._ledger = ledger
         self._tenure = tenure
         self._living = living
@@ -83,10 +89,8 @@ class RolloutManager:
         self._on_result = on_result
         self._lost: asyncio.Event = asyncio.Event()
         self._work: asyncio.Event = asyncio.Event()
-        self._debts: asyncio.Event = asyncio.Event()
+        self._owing: asyncio.Event = asyncio.Event()
         self._unreachable_since: dict[str, float] = {}
-        self._settling: asyncio.Lock = asyncio.Lock()
-        self._sending: asyncio.Task[int] | None = None
         self._rewind = False
         self._taking: list[asyncio.Task[list[Settled]]] = []
 
@@ -103,7 +107,7 @@ class RolloutManager:
         """
         self._lost.clear()
         self._unreachable_since.clear()
-        await self.close()  # what was sent to the Gym as it was before may have come to nothing
+        await self.acks.give_up()  # what was sent to the Gym as it was before may have come to nothing
         loops: list[Coroutine[Any, Any, None]] = [self._dispatch(), self._feed(), self._ack(), self._watch()]
         tasks = [asyncio.create_task(loop) for loop in loops]
         lost = asyncio.create_task(self._lost.wait())
@@ -250,7 +254,7 @@ class RolloutManager:
         for served, outcome in zip(page, settled, strict=True):
             lost = outcome.decision == "session_lost"
             self._report(served, await self._judge_session_lost(served) if lost else outcome)
-        self._debts.set()
+        self._owing.set()
         self._work.set()
         self._on_result()
         return settled
@@ -289,53 +293,11 @@ class RolloutManager:
             reason=outcome.reason,
         )
 
-    # --- ACKs -------------------------------------------------------------------------------------------------
-
     async def _ack(self) -> None:
         while True:
-            self._debts.clear()
-            await self._guarded("acks", self.settle_debts())
-            await _within(self._debts, DEBT_REST_S)
-
-    async def settle_debts(self) -> int:
-        """Send owed ACKs until none is left; return how many were settled.
-
-        Raises:
-            GymError: the owner of rollouts could not be told; the debts stay.
-            InvariantViolated: a mismatch.
-        """
-        settled = 0
-        async with self._settling:
-            while True:
-                if self._sending is None:
-                    owed = self._ledger.read(queries.debts, self.gym.alias, 1000)
-                    if not owed:
-                        return settled
-                    self._sending = asyncio.create_task(self._send_acks(owed))
-                # Whoever stops waiting here leaves the ACKs on their way: the next one takes up their answer.
-                try:
-                    settled += await asyncio.shield(self._sending)
-                finally:
-                    if self._sending.done():
-                        self._sending = None
-
-    async def _send_acks(self, owed: Sequence[Receipt]) -> int:
-        """Send as many ACKs as one call may hold, and clear the debts that it settles; return how many."""
-        receipts = next(batches(owed, self.gym.owner.capabilities.limits, Receipt._asdict))
-        reply = await self.gym.owner.client.acks(receipts)
-        failpoints.hit("result.acked")
-        pairs = [(receipt, o.outcome) for receipt, o in zip(receipts, reply.outcomes, strict=True)]
-        counts = await self._ledger.do(settling.clear_debts, self.gym.alias, pairs)
-        self._events.emit("acked", gym=self.gym.alias, **counts)
-        return len(pairs)
-
-    async def close(self) -> None:
-        """Give up the ACKs that are on their way and for whose answer nobody waits."""
-        async with self._settling:
-            if self._sending is not None:
-                self._sending.cancel()
-                await asyncio.gather(self._sending, return_exceptions=True)
-                self._sending = None
+            self._owing.clear()
+            await self._guarded("acks", self.acks.settle())
+            await _within(self._owing, DEBT_REST_S)
 
     # --- health -----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,12 +28,13 @@ LOST = "lost"
 
 @dataclass(frozen=True)
 class Asked:
-    """One call as it came in."""
+    """One call as it came in, ``at`` which moment on the monotonic clock, in seconds."""
 
     method: str
     path: str
     headers: dict[str, str]
     data: bytes
+    at: float = field(default_factory=time.monotonic)
 
     @property
     def operation(self) -> str:

@@ -19,7 +19,7 @@ from reference_rl.managed import ManagedSession
 from reference_rl.records import Reservation
 from spec import wire
 from spec.messages import ParticipantLimits
-from tests.rl.harness import Running, running, settings, until
+from tests.rl.harness import dispatched, running, settings, until
 from tests.rl.scripted import Fault, ScriptedParticipant, calls_of, one_gym, serving
 from tests.rl.test_ledger import planned, settle, success
 
@@ -27,17 +27,11 @@ A, B, C = "r1_g0_s0", "r1_g0_s1", "r1_g0_s2"
 SURVIVES = {"trainer": {"survives": True}}
 
 
-async def under_way(run: Running, gym: ScriptedParticipant) -> None:
-    """Wait until three rollouts run and the ledger knows that they do."""
-    await until(lambda: len(gym.runs) == 3, "three rollouts started")
-    await until(lambda: run.session.ledger.read(queries.live_count, "gym") == 3, "the ledger knows")
-
-
 async def test_no_ack_is_sent_before_the_result_is_durable(tmp_path: Path) -> None:
     """CKPT-ACK-016: while another process holds the ledger's write lock a served result is neither saved nor ACKed."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, recovery={"health_s": 60})) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         with contextlib.closing(sqlite3.connect(tmp_path / "run/ledger.sqlite", isolation_level=None)) as con:
             con.execute("BEGIN IMMEDIATE")
             gym.finish(A)
@@ -53,7 +47,7 @@ async def test_an_ack_is_owed_until_it_is_answered(tmp_path: Path) -> None:
     gym = one_gym()
     gym.faults["acks"] = Fault("reset_after")
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.finish(A)
         await until(lambda: A in gym.released and gym.hits["acks"] >= 2, "released, and the answer lost")
         assert [A] == [r.rollout_id for r in run.session.ledger.read(queries.debts, "gym")]
@@ -80,7 +74,7 @@ async def test_the_end_of_a_run_repeats_no_ack_that_is_on_its_way(tmp_path: Path
     gym = one_gym()
     gym.hold["acks"] = asyncio.Event()
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         for rollout_id in (A, B, C):
             gym.finish(rollout_id)
         await until((run.run_dir / "results.jsonl").exists, "the run is at its end")
@@ -97,7 +91,7 @@ async def test_a_snapshot_that_does_not_wait_for_an_ack_takes_nothing_back(
     gym = one_gym()
     gym.hold["acks"] = asyncio.Event()
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.page_gate = asyncio.Event()
         for rollout_id in (A, B):
             gym.finish(rollout_id)
@@ -132,7 +126,7 @@ async def test_siblings_are_acknowledged_one_by_one(tmp_path: Path) -> None:
     """CKPT-ACK-023: with granularity prompt_group each is ACKed when it is saved, while its siblings still run."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, granularity="prompt_group")) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.finish(A)
         await until(lambda: A in gym.released, "the first is released")
         assert {B, C} == gym.runs.keys()
@@ -144,7 +138,7 @@ async def test_a_result_that_a_start_names_is_saved(tmp_path: Path) -> None:
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym, **SURVIVES)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.page_gate = asyncio.Event()
             gym.finish(A)
             await run.session.ledger.do(transitions.reserve, [Reservation(A, "a start that was never sent")], 1)
@@ -160,7 +154,7 @@ async def test_a_result_that_a_retire_names_is_saved(tmp_path: Path) -> None:
     """CKPT-ACK-027: what finished before it could be retired is kept, and its result comes and counts."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.page_gate = asyncio.Event()
         gym.finish(A)
         assert isinstance(run.session, ManagedSession)
@@ -177,7 +171,7 @@ async def test_a_result_that_is_not_its_receipts_is_neither_saved_nor_acknowledg
     """CKPT-RESULT-017: one damaged string: the run stops with the two digests, nothing of it is saved or ACKed."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.finish(A)
         assert gym.runs[A].result is not None
         gym.runs[A].served_as = gym.runs[A].result.replace("1.0", "9.0")
@@ -192,7 +186,7 @@ async def test_a_result_is_kept_as_the_string_that_it_was(tmp_path: Path) -> Non
     odd = '{ "rollout_id" :"r1_g0_s0","body":{"turns":0 , "reward":1.50,"x":1,"x":2,"s":"\\u00e9é"},"info":{}}\n'
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.runs[A].result, gym.runs[A].state = odd, "finished"
         gym.touch()
         await until(lambda: A in gym.released, "released by its digest")
@@ -205,7 +199,7 @@ async def test_a_cursor_is_handed_back_as_it_came(tmp_path: Path) -> None:
     gym = one_gym()
     gym.cursor = "ü%2F&a=b#?+ \"'/é~"
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         await until(lambda: any("after" in q for q in calls_of(gym)["results"]), "a second page was asked for")
         assert {gym.cursor} == {q["after"] for q in calls_of(gym)["results"] if "after" in q}
         gym.finish(A)
@@ -216,7 +210,7 @@ async def test_a_page_of_another_feed_is_discarded(tmp_path: Path) -> None:
     """N19, CKPT-FEED-013: the page names a feed that is not the current one: none of it counts, all is read anew."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         before = gym.feed
         gym.feed = "f-after-a-restore"
         gym.finish(A)
@@ -232,7 +226,7 @@ async def test_batches_keep_within_the_limits_of_the_participant(tmp_path: Path)
     gym.limits = {"max_batch": 2}
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym, **SURVIVES)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             await run.session.ledger.do(transitions.reserve, [Reservation(r, "lost") for r in (A, B, C)], 1)
         async with running(settings(tmp_path / "run", gym, **SURVIVES)) as run:
             await until(lambda: 3 == len([r for r in gym.runs.values() if r.attempt]), "all started anew")

@@ -16,17 +16,11 @@ from reference_rl.ledger import open_copy
 from reference_rl.records import Reservation
 from reference_rl.snapshots import LEDGER_FILE, REPLAY_FILE, ROWS_FILE
 from reference_rl.verification import file_digest, read_index
-from tests.rl.harness import Running, running, settings, until
-from tests.rl.scripted import Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
+from tests.rl.harness import dispatched, running, settings, until
+from tests.rl.scripted import Fault, calls_of, one_gym, serving, three_servers
 
 A, B, C, D = (f"r1_g0_s{n}" for n in range(4))
 FOUR = {"tasks": {"siblings": 4}, "recovery": {"health_s": 60}}
-
-
-async def under_way(run: Running, agent: ScriptedParticipant, count: int = 3) -> None:
-    """Wait until rollouts run and the ledger knows that they do."""
-    await until(lambda: len(agent.runs) == count, "all started")
-    await until(lambda: run.session.ledger.read(queries.live_count, "gym") == count, "the ledger knows")
 
 
 async def test_a_published_snapshot_holds_what_a_restart_needs(tmp_path: Path) -> None:
@@ -44,7 +38,7 @@ async def test_a_published_snapshot_holds_what_a_restart_needs(tmp_path: Path) -
 
     servers[0].watch = look
     async with serving(*servers), running(settings(tmp_path / "run", agent)) as run:
-        await under_way(run, agent)
+        await dispatched(run, agent)
         await run.session.plane.put(RowKey(B, 0, 1), {"ids": [1]})
         agent.turn(B, 2)
         agent.turn(C, 4)
@@ -93,7 +87,7 @@ async def test_ledger_and_rows_are_captured_after_the_last_cut(tmp_path: Path) -
             await flush()
 
         run.session.plane.flush = noted  # type: ignore[method-assign] # to see when it is called
-        await under_way(run, agent)
+        await dispatched(run, agent)
         agent.finish(A)
         taking = asyncio.create_task(run.snapshot())
         await until(lambda: agent.captured and not resources.captured, "the agent has captured, resources has not")
@@ -116,7 +110,7 @@ async def test_one_slow_writer_delays_publication(tmp_path: Path) -> None:
     servers = three_servers()
     servers[1].hold_write = asyncio.Event()
     async with serving(*servers), running(settings(tmp_path / "run", servers[0])) as run:
-        await under_way(run, servers[0])
+        await dispatched(run, servers[0])
         taking = asyncio.create_task(run.snapshot())
         await until(lambda: servers[0].manifest and servers[2].manifest, "two cuts are durable")
         await until(lambda: all(s.gate == "open" for s in servers), "every gate is open")
@@ -135,7 +129,7 @@ async def test_what_the_indexes_disagree_about_is_restarted(tmp_path: Path) -> N
     agent, _, resources = servers
     async with serving(*servers):
         async with running(settings(tmp_path / "run", agent, **FOUR)) as run:
-            await under_way(run, agent, 4)
+            await dispatched(run, agent, 4)
             for rollout_id in (A, B, C, D):
                 agent.turn(rollout_id, 2)
             resources.runs[A].state = "restart"
@@ -174,7 +168,7 @@ async def test_owed_acks_are_settled_first_and_hold_nothing_up(tmp_path: Path, m
     gym = one_gym()
     gym.faults["acks"] = Fault("500")
     async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.finish(A)
         await run.event("trained")
         assert "published" == (await run.snapshot()).outcome
@@ -194,7 +188,7 @@ async def test_a_cut_that_was_aborted_is_never_published(tmp_path: Path) -> None
     servers = three_servers()
     servers[1].faults["commit"] = Fault("insufficient_storage", after=1)
     async with serving(*servers), running(settings(tmp_path / "run", servers[0])) as run:
-        await under_way(run, servers[0])
+        await dispatched(run, servers[0])
         report = await run.snapshot()
         assert ("failed", True) == (report.outcome, "insufficient_storage" in report.reason)
         assert [True, True] == [bool(s.manifest) for s in (servers[0], servers[2])]
@@ -214,7 +208,7 @@ async def test_a_marker_comes_before_its_snapshot(tmp_path: Path) -> None:
 
     gym.watch = look
     async with serving(gym), running(settings(tmp_path / "run", gym, trainer={"checkpoint_every": 1})) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.finish(A)
         await run.event("snapshot_published")
     assert ["step-1"] == found[:1]
@@ -229,7 +223,7 @@ async def test_each_participant_is_asked_for_its_own_rows(tmp_path: Path) -> Non
     agent, _, resources = servers
     async with serving(*servers):
         async with running(settings(tmp_path / "run", agent)) as run:
-            await under_way(run, agent)
+            await dispatched(run, agent)
             agent.turn(B, 2)
             agent.turn_without_effect(B)
             agent.turn_without_effect(C)
@@ -257,7 +251,7 @@ async def test_only_a_published_snapshot_is_read(tmp_path: Path) -> None:
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.turn(A, 2)
             await run.snapshot()
         root = tmp_path / "run/snapshots"
@@ -315,7 +309,7 @@ async def test_nothing_live_is_touched_before_the_snapshot_is_verified(tmp_path:
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             for _ in range(2):
                 gym.turn(A, 1)
                 await run.snapshot()
@@ -343,7 +337,7 @@ async def test_a_rollout_that_was_started_anew_after_the_cut_is_not_continued(tm
     gym = one_gym()
     async with serving(gym):
         async with running(settings(tmp_path / "run", gym)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.turn(A, 2)
             gym.turn(B, 2)
             await run.snapshot()

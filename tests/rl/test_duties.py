@@ -12,22 +12,15 @@ from typing import Any
 import pytest
 
 from reference_rl import events as events_module
-from reference_rl import queries
 from reference_rl.checkpointer import Health
 from reference_rl.cli import summary
 from reference_rl.events import Events
 from reference_rl.managed import ManagedSession
 from reference_rl.settings import SnapshotSettings
-from tests.rl.harness import QUICK, Running, running, settings, until
+from tests.rl.harness import QUICK, dispatched, running, settings, until
 from tests.rl.scripted import Fault, ScriptedParticipant, calls_of, one_gym, serving, three_servers
 
 A, B, C = "r1_g0_s0", "r1_g0_s1", "r1_g0_s2"
-
-
-async def under_way(run: Running, gym: ScriptedParticipant) -> None:
-    """Wait until three rollouts run and the ledger knows that they do."""
-    await until(lambda: len(gym.runs) == 3, "three rollouts started")
-    await until(lambda: run.session.ledger.read(queries.live_count, "gym") == 3, "the ledger knows")
 
 
 async def test_later_stages_are_prepared_although_an_earlier_one_is_blocked(tmp_path: Path) -> None:
@@ -38,7 +31,7 @@ async def test_later_stages_are_prepared_although_an_earlier_one_is_blocked(tmp_
         server.watch = lambda operation, name=server.name: order.append((name, operation))  # type: ignore[misc] # binds the name
     snapshot = {"timeout_ms": 300, "leave_out_blocked": True}
     async with serving(*servers), running(settings(tmp_path / "run", servers[0], snapshot=snapshot)) as run:
-        await under_way(run, servers[0])
+        await dispatched(run, servers[0])
         servers[0].blocked = asyncio.Event()
         order.clear()
         began = time.monotonic()
@@ -54,7 +47,7 @@ async def test_a_longer_wait_than_the_participant_allows_is_several_calls(tmp_pa
     """CKPT-TIME-012: three seconds' wait where half a second is the most is repeated, each call within limits."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"timeout_ms": 3000})) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.blocked = asyncio.Event()
         taking = asyncio.create_task(run.snapshot())
         await until(lambda: len(calls_of(gym)["prepare"]) >= 3, "asked three times")
@@ -72,7 +65,7 @@ async def test_leases_are_renewed_for_as_long_as_a_gate_is_closed(tmp_path: Path
     servers[0].watch = lambda operation: times.append(time.monotonic()) if operation == "renew" else None
     patient: dict[str, Any] = {"snapshot": {"lease_ms": 1500, "timeout_ms": 10_000}, "client": {"grace_s": 20.0}}
     async with serving(*servers), running(settings(tmp_path / "run", servers[0], **patient)) as run:
-        await under_way(run, servers[0])
+        await dispatched(run, servers[0])
         taking = asyncio.create_task(run.snapshot())
         await until(lambda: all(len(calls_of(s)["renew"]) >= 4 for s in servers), "four renewals everywhere")
         assert {"closed"} == {s.gate for s in servers}
@@ -87,7 +80,7 @@ async def test_an_abort_that_hangs_delays_no_other(tmp_path: Path) -> None:
     servers = three_servers()
     servers[1].faults["commit"] = Fault("500")
     async with serving(*servers), running(settings(tmp_path / "run", servers[0])) as run:
-        await under_way(run, servers[0])
+        await dispatched(run, servers[0])
         servers[0].hold["abort"] = asyncio.Event()
         taking = asyncio.create_task(run.snapshot())
         await until(lambda: len(calls_of(servers[0])["abort"]) == 2, "the agent is asked, and silent")
@@ -104,7 +97,7 @@ async def test_each_participant_has_a_limit_of_its_own(tmp_path: Path) -> None:
     for server in servers:
         server.stage = 10
     async with serving(*servers), running(settings(tmp_path / "run", servers[0], **QUICK)) as run:
-        await under_way(run, servers[0])
+        await dispatched(run, servers[0])
         servers[1].faults["prepare"] = Fault("silence")
         report = await run.snapshot()
         assert ("failed", True) == (report.outcome, "gym/model" in report.reason)
@@ -118,7 +111,7 @@ async def test_failed_snapshots_back_off_under_new_ids(tmp_path: Path) -> None:
     async with serving(gym):
         config = settings(tmp_path / "run", gym, snapshot={"backoff_s": 50.0, "interval_s": 0.01})
         async with running(config) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.faults["prepare"] = Fault("500")
             gym.turn(A)
             await run.event("snapshot_failed")
@@ -141,7 +134,7 @@ async def test_the_fallback_is_loud_and_tries_again(tmp_path: Path, caplog: pyte
     async with serving(gym):
         config = settings(tmp_path / "run", gym, snapshot={"interval_s": 0.02, "backoff_s": 0.01})
         async with running(config) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             gym.faults["prepare"] = Fault("500")
             gym.turn(A)
             with caplog.at_level(logging.WARNING, "reference_rl"):
@@ -190,7 +183,7 @@ async def test_a_failed_resume_is_repeated_at_once(tmp_path: Path) -> None:
     """CKPT-DUTY-018, CKPT-DUTY-019: two resets: sent again at once; never answered: renewing stops, the lease opens."""
     gym = one_gym()
     async with serving(gym), running(settings(tmp_path / "run", gym, snapshot={"lease_ms": 900})) as run:
-        await under_way(run, gym)
+        await dispatched(run, gym)
         gym.faults["resume"] = Fault("reset_before", times=2)
         assert "published" == (await run.snapshot()).outcome
         assert (3, 0) == (len(calls_of(gym)["resume"]), run.health.resume_failures)
@@ -209,7 +202,7 @@ async def test_the_metrics_of_a_snapshot_say_where_its_time_went(tmp_path: Path)
     agent = servers[0]
     async with serving(*servers):
         async with running(settings(tmp_path / "run", agent)) as run:
-            await under_way(run, agent)
+            await dispatched(run, agent)
             agent.turn(B, 2)
             agent.turn(C, 4)
             agent.finish(A)
@@ -270,7 +263,7 @@ async def test_a_dead_gym_is_reported_once(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as server:
         await server.enter_async_context(serving(gym))
         async with running(settings(tmp_path / "run", gym, recovery=recovery)) as run:
-            await under_way(run, gym)
+            await dispatched(run, gym)
             assert isinstance(run.session, ManagedSession)
             wait, tries = run.session.recovery.wait_for, 0
 

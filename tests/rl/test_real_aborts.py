@@ -49,7 +49,7 @@ async def test_aborts_at_awkward_moments(tmp_path: Path, forks: ForkServer) -> N
         tasks = {"environment": "conformance", "siblings": 2, "groups": 1, "max_turns": 4, "task": task}
         gym = {"conformance": {"world_url": world.url}}
         wish: dict[str, Any] = {
-            "snapshot": {"timeout_ms": 400, "durable_timeout_ms": 1},
+            "snapshot": {"timeout_ms": 400, "durable_timeout_ms": 1, "failures_before_fallback": 1000},
             "client": {"attempts": 1, "call_ms": 2000, "grace_s": 1.0},
         }
         async with (
@@ -86,7 +86,7 @@ async def while_it_writes(bench: Bench, relay: Relay) -> None:
         relay.doubled.clear()
         failed = await any_end(bench)
         replies = [json.loads(data) for _, _, data in relay.doubled]
-        found = [failed.get("step"), *[(reply["phase"], reply["ended_as"]) for reply in replies]]
+        found = [failed.get("step"), *[(reply.get("phase"), reply.get("ended_as")) for reply in replies]]
     relay.copies = lambda asked: 1
     await ended(bench, failed["checkpoint_id"])
 

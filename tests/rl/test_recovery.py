@@ -55,21 +55,6 @@ async def test_adopted_rollouts_learn_the_present_policy(tmp_path: Path) -> None
             await finished(run, gym)
 
 
-async def test_restored_rollouts_get_the_present_policy(tmp_path: Path) -> None:
-    """N3: a restore replaces the saved policy address."""
-    gym = one_gym()
-    async with serving(gym):
-        async with running(settings(tmp_path / "run", gym)) as run:
-            await dispatched(run, gym)
-            await run.snapshot()
-        gym.new_life()
-        new = {"base_url": "http://127.0.0.1:10/v1"}
-        async with running(settings(tmp_path / "run", gym, policy=new)) as run:
-            await run.event("restarted")
-            assert {new["base_url"]} == {r.policy["base_url"] for r in gym.runs.values()}
-            await finished(run, gym)
-
-
 async def test_adoption_reconciles_attempts(tmp_path: Path) -> None:
     """CKPT-RESTART-007…009: another attempt is retired, a missing rollout starts anew, a live one goes on."""
     gym = one_gym()
@@ -175,26 +160,6 @@ async def test_what_is_not_salvaged_runs_again(tmp_path: Path) -> None:
             assert 3 == gym.runs[A].turns
             assert [(0, 1), (1, 0), (2, 1)] == await finished(run, gym)
         assert [1.0, 7.0, 1.0] == [r["body"]["reward"] for r in results_of(tmp_path / "run")]
-
-
-async def test_a_result_in_the_cut_that_was_never_fetched_comes_back(tmp_path: Path) -> None:
-    """C02: finished and unacknowledged when the cut is taken: in the cut, served and trained after the restore."""
-    gym = one_gym()
-    gym.faults["results"] = Fault("503")
-    async with serving(gym):
-        async with running(settings(tmp_path / "run", gym, granularity="prompt_group")) as run:
-            await dispatched(run, gym)
-            gym.turn(B, 1)
-            gym.finish(A)
-            assert "published" == (await run.snapshot()).outcome
-        gym.new_life()
-        gym.faults.clear()
-        async with running(settings(tmp_path / "run", gym, granularity="prompt_group")) as run:
-            restarted = await run.event("restarted")
-            assert ["kept", "continued", "continued"] == [r["how"] for r in restarted["rollouts"]]
-            await run.event("finished")
-            assert [(0, 0), (1, 1), (2, 1)] == await finished(run, gym)
-            assert 1 == len(run.events("trained")), "the group is trained whole"
 
 
 async def test_a_damaged_snapshot_falls_through_to_the_next(tmp_path: Path) -> None:
@@ -356,26 +321,6 @@ async def test_session_lost_goes_into_the_restore(tmp_path: Path) -> None:
             assert [(0, 1), (1, 1), (2, 1)] == await finished(run, agent)
 
 
-async def test_a_page_fetched_before_a_restore_is_discarded(tmp_path: Path) -> None:
-    """N19: a results page that was served before the restore and is read after it changes nothing."""
-    gym = one_gym()
-    async with serving(gym), running(settings(tmp_path / "run", gym)) as run:
-        await dispatched(run, gym)
-        gym.turn(A, 2)
-        await run.snapshot()
-        gym.page_gate = asyncio.Event()
-        gym.finish(A, reward=66.0)
-        await asyncio.sleep(0)
-        held, gym.page_gate = gym.page_gate, None
-        gym.incarnation = "i-other"  # its state counts as lost from here on
-        recovered = await run.event("gym_recovered")
-        held.set()
-        assert recovered["how"] == "restored"
-        samples = await finished(run, gym)
-        assert 3 == len(samples)
-        assert 3 == len(run.events("finished"))
-
-
 async def test_a_late_start_of_an_old_attempt_changes_nothing(tmp_path: Path) -> None:
     """N21, CKPT-RESTORE-048: fences name what is not continued: a delayed start of attempt 0 is stale."""
     gym = one_gym()
@@ -462,21 +407,6 @@ async def test_a_controller_that_comes_back_before_the_lease_ends_takes_over(tmp
             await run.event("in_office")
             assert "open" == gym.gate
             assert [(0, 0), (1, 0), (2, 0)] == await finished(run, gym)
-
-
-async def test_after_the_lease_everything_goes_on_without_a_controller(tmp_path: Path) -> None:
-    """C26: nobody comes back: the gate opens by itself and the rollouts finish."""
-    gym = one_gym()
-    async with serving(gym):
-        async with running(settings(tmp_path / "run", gym, snapshot={"lease_ms": 300})) as run:
-            await dispatched(run, gym)
-            gym.faults["commit"] = Fault("silence")
-            gym.faults["abort"] = Fault("reset_before")
-            taking = asyncio.create_task(run.snapshot())
-            await until(lambda: gym.hits["commit"], "prepared, commit under way")
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
-        await until(lambda: gym.gate == "open", "the lease opened the gate")
 
 
 async def test_two_controllers_that_choose_one_epoch(tmp_path: Path) -> None:
