@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from reference_rl.errors import Incompatible, RecoveryFailed, Superseded
 from reference_rl.sealed import seal, unseal
+from tests.crash_matrix import judge
 from tests.crash_matrix.bench import BOUND_S, Bench
 from tests.crash_matrix.forks import ForkServer
 from tests.rl.harness import until
@@ -119,6 +121,33 @@ async def test_a_straggler_is_trained_once(tmp_path: Path, forks: ForkServer) ->
         samples = await ended_well(bench)
         assert {A: 0, B: 0, C: 0, D: 0} == {row["rollout_id"]: row["attempt"] for row in samples}
         assert {0} == {call.attempt for call in policy.calls if call.rollout_id == D}
+
+
+async def test_a_participant_is_lost_between_commit_and_resume(tmp_path: Path, forks: ForkServer) -> None:
+    """N5, N8: resources dies alone when all have captured: that snapshot is dropped, the whole Gym is restored.
+
+    B and C go on after the turns of the snapshot before; none of them meets a fresh environment.
+    """
+    policy = Policy(hold_from={1: 3, 2: 5})
+    async with bench_of(forks, tmp_path / "b", policy, parts=PROCESSES) as bench:
+        await begin(bench, "snapshot.captured:2")
+        good = (await snapshot(bench))["checkpoint_id"]
+        await policy.let({1: 4})
+        await until(lambda: policy.was_asked(B, 4), "B has 3 turns", BOUND_S)
+        lines = len(bench.all_events())
+        assert bench.client is not None
+        bench.client.send(signal.SIGUSR1)
+        await bench.stopped_at("snapshot.captured")
+        await bench.kill({"resources"}, "snapshot.captured")
+        await bench.bring_back()
+        failed = await bench.event("snapshot_failed", after=lines)
+        recovered = await bench.event("gym_recovered", after=lines)
+        assert ("restored", good) == (recovered["how"], recovered["snapshot"])
+        assert {B: ("continued", 2), C: ("continued", 4)} == hows(recovered)
+        samples = await ended_well(bench)
+        assert failed["checkpoint_id"] not in [event["checkpoint_id"] for event in bench.events("snapshot_published")]
+        assert {A: 0, B: 1, C: 1} == {row["rollout_id"]: row["attempt"] for row in samples}
+        assert [] == judge.regenerated(bench) + bench.events("failed", "retried")
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["adopted", "restored"])

@@ -152,7 +152,7 @@ async def test_a_gym_full_of_effects_under_way_is_restored(tmp_path: Path, forks
         one = {"environment": "conformance", "task": task}
         tasks = [
             one | {"name": "first", "groups": 1, "siblings": 1, "max_turns": 1},
-            one | {"name": "others", "groups": 6, "siblings": 4, "max_turns": 3},
+            one | {"name": "others", "groups": 6, "siblings": 4, "max_turns": 20},
         ]
         gym = {"conformance": {"world_url": world.url}}
         async with bench_of(forks, tmp_path / "b", policy, tasks, parts=PROCESSES, gym=gym) as bench:
@@ -161,13 +161,14 @@ async def test_a_gym_full_of_effects_under_way_is_restored(tmp_path: Path, forks
             await until(lambda: len(world.asked) == 24, "24 first effects are under way", BOUND_S)
             await snapshot(bench)
             await policy.let_all()
-            await until(lambda: len(world.asked) == 48, "24 second effects are under way", BOUND_S)
+            await until(lambda: len(world.asked) >= 48, "24 second effects are under way", BOUND_S)
             await bench.event("trained")
             await bench.kill({"rl"}, "quiet")
             assert 1 == len(bench.events("finished"))
             lines = len(bench.all_events())
             await bench.bring_back()
             restarted = await bench.event("restarted", after=lines)
+            world.pause_s = 0.0  # until here no rollout could have come to its end, however slow this machine is
             assert {"gym": "restored"} == restarted["gyms"]
             assert {("continued", 1): 24, ("reused", 0): 1} == Counter(hows(restarted).values())
             samples = await ended_well(bench)
