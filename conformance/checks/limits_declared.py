@@ -100,6 +100,9 @@ def connections_have_a_bound(case: Case) -> None:
         if any((poll.answered_at or 0.0) - poll.asked_at < 0.9 * wait_s for poll in served):
             raise NotOffered("the feed has moved meanwhile")
         case.true(len(served) <= limit, f"at most {limit} at the same time", "CKPT-SEC-028", got=len(served))
+        # These were served when the others came: nobody takes their place.
+        gone = [poll for poll in polls.all[:limit] if poll.answered_at is not None and poll.status is None]
+        case.equal(0, len(gone), "connections that were closed while a request was served", "CKPT-SEC-028")
         last = polls.all[-1]  # Nobody came after it whose place it could have made.
         closed = last.answered_at is not None and last.status is None
         case.true(not closed, "the last connection is answered, or waits", "CKPT-SEC-028", got="it was closed")

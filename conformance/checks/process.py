@@ -82,6 +82,7 @@ def restore_after(case: Case, cut: Cut, rollout: Rollout) -> None:
     "CKPT-ENV-006",
     "CKPT-INV-002",
     "CKPT-RESTORE-020",
+    "CKPT-RESTORE-059",
     "CKPT-DISC-016",
     "CKPT-ID-020",
     profile="turn-recovery",
@@ -100,8 +101,12 @@ def acid_test_through_a_kill(case: Case) -> None:
     reborn(case, fresh=True)
     after = [p.capabilities["incarnation"] for p in case.gym.participants]
     case.equal(set(), set(before) & set(after), "incarnations that outlived their state", "CKPT-ID-020")
+    case.attempts[rollout.rollout_id] = 5
     restore_after(case, cut, rollout)
     case.equal(expected, case.body(rollout), "killed = unkilled", "CKPT-ENV-006", "CKPT-RESTORE-020", "CKPT-DISC-016")
+    late = case.sessions.probe(rollout.rollout_id, 5, 4, f"{rollout.rollout_id}/4/1", "add", {"n": 1})
+    what = "an effect of an attempt that this life has never seen, below the restored one"
+    case.refused(late, "stale_attempt", what, "CKPT-RESTORE-059")
     judge_kept_turns(case, rollout, 3)
 
 

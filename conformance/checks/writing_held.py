@@ -177,6 +177,7 @@ def a_cut_that_is_being_written_is_not_fetched(case: Case) -> None:
 @check(
     "CKPT-ERR-031",
     "CKPT-COMMIT-026",
+    "CKPT-COMMIT-029",
     "CKPT-REPEAT-018",
     profile="checkpoint",
     each="participant",
@@ -190,7 +191,8 @@ def a_target_without_space(case: Case) -> None:
     target, directory = target_for(case, p, open_id)
     with case.failpoint("commit.write", "fail"):
         refused = c.commit(p, open_id, target)
-        reply = case.refused(refused, "insufficient_storage", "a commit that finds no space", "CKPT-ERR-031")
+        keys = ("CKPT-ERR-031", "CKPT-COMMIT-029")
+        reply = case.refused(refused, "insufficient_storage", "a commit that finds no space", *keys)
         case.equal((True, True), (reply["retryable"], reply["definite"]), "retryable, definite", "CKPT-ERR-031")
         status = p.status()
         case.equal(("prepared", True), (status["phase"], status["captured"]), "kept", "CKPT-COMMIT-026")
