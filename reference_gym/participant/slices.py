@@ -19,6 +19,8 @@ SLICE_S = 0.002
 """How long work goes on before the event loop serves others, in seconds."""
 STEPS = 10
 """How many tasks are begun, woken or ended at most before the event loop serves others."""
+_LEAST = 3
+"""How many there are at least, so that work which goes on beside them in slices does not starve them."""
 _WORK_S, _REST_S = 0.001, 0.00005
 
 
@@ -47,7 +49,7 @@ class Steps:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._count = 1
+        self._count = _LEAST
         self._asked: float | None = None
 
     def next(self) -> int:
@@ -55,7 +57,7 @@ class Steps:
         now = self._clock()
         if self._asked is not None:
             late = now - self._asked > SLICE_S
-            self._count = max(1, self._count // 2) if late else min(STEPS, self._count + 1)
+            self._count = max(_LEAST, self._count // 2) if late else min(STEPS, self._count + 1)
         self._asked = now
         return self._count
 

@@ -117,8 +117,8 @@ async def test_what_closes_again_before_all_were_woken_holds_them() -> None:
 @pytest.mark.parametrize(
     ("took", "expected"),
     [
-        ([0.1] * 12, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10]),
-        ([0.1, 0.1, 0.1, 2, 0.1, 2, 2, 2], [1, 2, 3, 4, 2, 3, 1, 1, 1]),
+        ([0.1] * 12, [3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10, 10, 10]),
+        ([0.1, 0.1, 0.1, 2, 0.1, 2, 2, 2], [3, 4, 5, 6, 3, 4, 3, 3, 3]),
     ],
     ids=["they take next to nothing", "some take long"],
 )
@@ -133,9 +133,9 @@ def test_a_pause_says_nothing_about_how_long_tasks_take() -> None:
     """What the event loop does while there is nothing to wake is not counted."""
     times = iter([0.0, SLICE_S / 10, 1000.0, 1000.0 + SLICE_S / 10])
     steps = Steps(times.__next__)
-    assert [1, 2] == [steps.next(), steps.next()]
+    assert [3, 4] == [steps.next(), steps.next()]
     steps.pause()
-    assert [2, 3] == [steps.next(), steps.next()]
+    assert [4, 5] == [steps.next(), steps.next()]
 
 
 async def test_what_nobody_needs_is_freed_while_others_are_served() -> None:
