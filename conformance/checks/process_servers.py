@@ -84,6 +84,7 @@ def an_older_route_answers_alike(case: Case) -> None:
     a, c = case.agent, case.controller
     first, second = older(case, route), older(case, route)
     own = _differences(first, second)  # Ids and times that the route itself makes anew for each call.
+    case.equal(None, first.incarnation, f"the header {names.HEADER_INCARNATION} of its answer", "CKPT-DISC-028")
 
     def alike(when: str) -> None:
         differing = _differences(first, older(case, route)) - own

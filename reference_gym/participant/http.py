@@ -281,7 +281,7 @@ class DataCall:
             response = refusal(error, request.path)
         await self.participant.settled()  # Refusals too tell of what is recorded.
         failpoints.reach("call.answered")
-        return stamped(response, self.participant)
+        return response
 
     async def _answer(self, request: Request, body: Body) -> Response:
         given: Any = None

@@ -60,7 +60,9 @@ def create_app(participant: Participant, *, control_token: str | None) -> web.Ap
         return await _send(request, await plane.handle(_request(request), _body(request)))
 
     async def stamp(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers.setdefault(wire.HEADER_INCARNATION, participant.incarnation)
+        # The framework's own refusals too, and only here: what an older route answers stays as it was (CKPT-DISC-028).
+        if request.path.startswith(f"{http.ROOT}/"):
+            response.headers.setdefault(wire.HEADER_INCARNATION, participant.incarnation)
 
     app.router.add_route("*", f"{http.ROOT}/{{path:.*}}", control)
     app.on_response_prepare.append(stamp)

@@ -123,7 +123,7 @@ class Application:
             if calls is None
             else MethodNotAllowed(f"{request.method} is not served here", allow=", ".join(sorted(calls)))
         )
-        return http.stamped(exchange.refusal(error, request.method.lower()), self.participant)
+        return exchange.refusal(error, request.method.lower())
 
 
 def create_app(

@@ -47,7 +47,8 @@ async def test_nothing_differs_for_a_client_that_never_heard_of_checkpoints(tmp_
     """N14: three rollouts of the older route, alone and while another client holds every gate closed: the same wire.
 
     What the client sends, what the Gym answers and what the policy sees are equal to the byte, names and times of a
-    rollout apart; the policy sees not one header of the protocol. The other client's snapshot is published.
+    rollout apart; neither the policy nor the client sees a header of the protocol. The other client's snapshot is
+    published.
     """
     policy = Policy(hold_from={3: 3})
     async with (
@@ -61,6 +62,7 @@ async def test_nothing_differs_for_a_client_that_never_heard_of_checkpoints(tmp_
         assert 0 == await bench.client.wait(BOUND_S)
         alone = (sent_to_the_gym(relay), answered_by_the_gym(relay), asked_of_the_policy(policy.calls))
         assert [3, 3, 15] == [len(found) for found in alone]
+        assert [] == [name for _, _, headers, _ in alone[1] for name, _ in headers if name.lower().startswith("gym-")]
 
         # Seed 3 is the other client's alone.
         other = await bench.start_rival("other", column=3, tasks=TAXI | {"siblings": 4})
