@@ -179,7 +179,7 @@ async def test_a_host_serves_both_planes_and_its_own_routes(gym_and_app: tuple[G
 async def test_errors_below_the_prefix_are_problem_documents_in_every_host(
     gym_and_app: tuple[Gym, serve_asgi.App], method: str, path: str, token: str | None, status: int, code: str
 ) -> None:
-    """CKPT-ERR-008: also those that the mounting application would make itself; CKPT-ID-017: the incarnation with them."""
+    """CKPT-ERR-008, -ID-017: also those that the mounting application would make itself; each says the incarnation."""
     gym, app = gym_and_app
     answer = await ask(app, method, path, token=token)
     assert answer is not None
