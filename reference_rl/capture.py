@@ -229,15 +229,20 @@ class Capture:
         self._leases.hold(participant)
         self._watch.note(participant.client.name, "prepare")
         end = time.monotonic() + self._limits.stage_ms / 1000
+        pace = participant.client.pace()
         while True:
-            remaining = max(1, round((end - time.monotonic()) * 1000))
-            wait_ms = min(remaining, participant.capabilities.limits.max_wait_ms)
+            left_ms = max(1, round((end - time.monotonic()) * 1000))
             reply = await participant.client.prepare(
-                self._id, self._run_id, timeout_ms=wait_ms, lease_ms=self._limits.lease_ms
+                self._id,
+                self._run_id,
+                timeout_ms=min(left_ms, participant.capabilities.limits.max_wait_ms),
+                lease_ms=self._limits.lease_ms,
+                budget_s=left_ms / 1000,
             )
             if reply.ready or time.monotonic() >= end:
                 self._watch.parked(participant.client.name, reply.wait_ms)
                 return reply
+            await pace.step()
 
     async def _commit_captured(self, member: Member) -> messages.CommitResponse:
         name = member.participant.client.name
@@ -248,6 +253,7 @@ class Capture:
 
     async def _commit_durable(self, member: Member) -> messages.CommitResponse:
         end = time.monotonic() + self._limits.durable_ms / 1000
+        pace = member.participant.client.pace()
         while True:
             left_ms = round((end - time.monotonic()) * 1000)
             reply = await self._commit(member, "durable", max(left_ms, 1))
@@ -256,6 +262,7 @@ class Capture:
             if left_ms <= 0:
                 name = member.participant.client.name
                 raise SnapshotFailed("durable", f"{name} is still writing", name)
+            await pace.step()
 
     async def _commit(self, member: Member, wait: str, budget_ms: int) -> messages.CommitResponse:
         participant = member.participant

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -27,7 +28,7 @@ from reference_rl.errors import (
     Superseded,
     Unreachable,
 )
-from reference_rl.retry import RetryPolicy
+from reference_rl.retry import Pace, RetryPolicy
 from spec import load, messages, wire
 
 M = TypeVar("M", bound=messages.Response)
@@ -142,11 +143,21 @@ class GymClient:
     # --- the checkpoint ---------------------------------------------------------------------------------------
 
     async def prepare(
-        self, checkpoint_id: str, run_id: str, *, timeout_ms: int, lease_ms: int
+        self, checkpoint_id: str, run_id: str, *, timeout_ms: int, lease_ms: int, budget_s: float
     ) -> messages.PrepareResponse:
-        """Close the gate; say whether the participant is ready, or what blocks."""
+        """Close the gate; say whether the participant is ready, or what blocks.
+
+        Args:
+            checkpoint_id: of the cut.
+            run_id: of the run that takes it.
+            timeout_ms: how long the participant may wait until it is ready, in milliseconds.
+            lease_ms: how long the gate stays closed without another call, in milliseconds.
+            budget_s: no try begins after so many seconds, and none lasts longer but for the grace of a reply.
+        """
         body = {"checkpoint_id": checkpoint_id, "run_id": run_id, "timeout_ms": timeout_ms, "lease_ms": lease_ms}
-        return await self._post("prepare", "/checkpoint/prepare", body, messages.PrepareResponse, timeout_ms)
+        return await self._post(
+            "prepare", "/checkpoint/prepare", body, messages.PrepareResponse, timeout_ms, budget_s=budget_s
+        )
 
     async def commit(
         self,
@@ -245,14 +256,22 @@ class GymClient:
         return await self._retrying(call, lambda reply: self._parsed(operation, reply, kind))
 
     async def _retrying(self, call: _Call, read: Callable[[httpx.Response], T]) -> T:
-        limit_s = call.timeout_ms / 1000 + self._settings.grace_s
+        retry, grace_s = self._settings.retry, self._settings.grace_s
+        limit_s = call.timeout_ms / 1000 + grace_s
+        budget_s = limit_s * retry.attempts if call.budget_s is None else call.budget_s
+        end = time.monotonic() + budget_s
 
         async def once() -> T:
+            # A try that begins late does not add its whole limit to the budget: everybody else may be waiting for it.
+            left_s = max(end - time.monotonic(), 0) + grace_s
             # Reading belongs to the try: a cut reply is as indefinite as a reset.
-            return read(await self._once(call, limit_s))
+            return read(await self._once(call, min(limit_s, left_s)))
 
-        retry = self._settings.retry
-        return await retry.run(once, limit_s * retry.attempts if call.budget_s is None else call.budget_s)
+        return await retry.run(once, budget_s)
+
+    def pace(self) -> Pace:
+        """Return what keeps two calls apart of which the participant should have made the second one wait."""
+        return Pace(self._settings.retry.first_wait_s)
 
     async def _once(self, call: _Call, limit_s: float) -> httpx.Response:
         if self._http.is_closed:
@@ -326,7 +345,8 @@ class GymClient:
 def read_problem(content: Mapping[str, Any], reply: httpx.Response, operation: str) -> Problem:
     """Return a problem document; where the catalogue knows its code, the catalogue decides about ``definite``.
 
-    A body that contradicts the catalogue is a broken server, and believing the weaker claim is the safe side.
+    A body that contradicts the catalogue is a broken server, and believing the weaker claim is the safe side; nothing
+    ``continues`` where the catalogue says that the failure is definite.
     """
     code = content["code"]
     known = load().errors.get(code)
@@ -346,7 +366,7 @@ def read_problem(content: Mapping[str, Any], reply: httpx.Response, operation: s
         retry_after_ms=wait,
         phase=content.get("phase"),
         checkpoint_id=content.get("checkpoint_id"),
-        continues=bool(content.get("continues", False)),
+        continues=bool(content.get("continues", False)) and (known is None or not known.definite_on(operation)),
         blockers=content.get("blockers", ()),
         controller=content.get("controller"),
         rollouts=content.get("rollouts", ()),

@@ -8,6 +8,7 @@ another prepare, ``checkpoint_conflict`` wants the open one ended.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import time
 from collections.abc import Awaitable, Callable
@@ -30,7 +31,7 @@ class RetryPolicy:
 
     Attributes:
         attempts: tries in all.
-        first_wait_s: the wait before the second try, in seconds; doubled each time.
+        first_wait_s: the wait before the second try, in seconds; doubled each time, and never shorter.
         longest_wait_s: no wait is longer, in seconds, whatever ``Retry-After`` says.
 
     Requirements: CKPT-ERR-015, CKPT-ERR-017.
@@ -45,8 +46,11 @@ class RetryPolicy:
         if not isinstance(error, GymError) or not error.retryable or error.code in NOT_IN_PLACE:
             return False
         if error.problem is not None and error.problem.retry_after_ms is not None:
-            return dt.timedelta(seconds=min(error.problem.retry_after_ms / 1000, self.longest_wait_s))
+            return dt.timedelta(seconds=self._wait_s(error.problem.retry_after_ms))
         return True
+
+    def _wait_s(self, retry_after_ms: int) -> float:
+        return min(max(retry_after_ms / 1000, self.first_wait_s), self.longest_wait_s)
 
     async def run(self, call: Callable[[], Awaitable[T]], budget_s: float) -> T:
         """Call until it succeeds, fails for good, or the tries or the budget are used up.
@@ -72,8 +76,27 @@ class RetryPolicy:
                     with attempt:
                         return await call()
             except GymError as error:
-                if not (error.problem and error.problem.continues and time.monotonic() < end):
+                problem = error.problem
+                if problem is None or not problem.continues or time.monotonic() >= end:
                     raise
+                await asyncio.sleep(self._wait_s(problem.retry_after_ms or 0))
+
+
+class Pace:
+    """The least time between two calls of which the participant should have made the second one wait.
+
+    Args:
+        least_s: that time, in seconds; who waited as long as it was asked to loses nothing.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._last = time.monotonic()
+
+    async def step(self) -> None:
+        """Return when the next call may be sent."""
+        await asyncio.sleep(max(0.0, self._last + self._least_s - time.monotonic()))
+        self._last = time.monotonic()
 
 
 NO_RETRY: Final = RetryPolicy(attempts=1)

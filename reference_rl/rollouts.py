@@ -220,6 +220,7 @@ class RolloutManager:
     async def _feed(self) -> None:
         feed: str | None = None
         after: str | None = None
+        pace = self.gym.owner.client.pace()
         while True:
             if feed is None:
                 status = await self._guarded("status", self.gym.owner.client.status())
@@ -240,12 +241,15 @@ class RolloutManager:
                 # feed.
                 self._events.emit("page_discarded", gym=self.gym.alias, feed=page.feed, expected=feed)
                 feed = None
+                await pace.step()
                 continue
             after = page.next
             if page.results:
                 taking = asyncio.create_task(self.take_page([read_result(entry) for entry in page.results]))
                 self._taking = [taking]
                 await asyncio.shield(taking)
+            else:
+                await pace.step()
 
     async def take_page(self, page: Sequence[ServedResult]) -> list[Settled]:
         """Settle one page of results: saved or surplus, and an ACK owed for each."""

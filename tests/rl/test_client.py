@@ -164,6 +164,41 @@ async def test_work_that_continues_is_joined_for_as_long_as_the_budget_lasts() -
     assert left == 0
 
 
+async def test_who_does_not_wait_with_a_504_is_not_asked_at_once() -> None:
+    """Repeats are a least time apart, whatever the error names; where it is definite, there is no work to join."""
+    calls = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal calls
+        calls += 1
+        return problem("deadline_exceeded", continues=True, retry_after_ms=0)
+
+    client = client_of(answer, ClientSettings(RetryPolicy(2, 0.05, 0.1), call_ms=100, grace_s=1))
+    with pytest.raises(GymError, match="deadline_exceeded"):
+        await client.restore({"timeout_ms": 10}, budget_s=0.5)
+    assert 3 <= calls <= 14
+    calls = 0
+    with pytest.raises(GymError, match="deadline_exceeded"):
+        await client.prepare("7-0", "r", timeout_ms=10, lease_ms=1, budget_s=0.5)
+    assert calls == 2
+
+
+async def test_a_prepare_that_is_silent_takes_its_budget_and_the_grace_of_one_reply() -> None:
+    """Others wait with closed gates meanwhile: a try that begins late does not add its whole limit."""
+    began = time.monotonic()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if time.monotonic() - began < 0.3:
+            raise httpx.ReadError("reset")
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    settings = ClientSettings(RetryPolicy(50, 0.05, 0.05), call_ms=100, grace_s=0.2, connect_s=0.2)
+    with pytest.raises(GymError, match="prepare"):
+        await client_of(answer, settings).prepare("7-0", "r", timeout_ms=20_000, lease_ms=1, budget_s=0.6)
+    assert 0.3 < time.monotonic() - began < 5
+
+
 async def test_retry_after_is_respected() -> None:
     """CKPT-ERR-017: the wait that an error names is kept before the repeat."""
     replies = [problem("unavailable", retry_after_ms=200), httpx.Response(200, json=GOOD)]

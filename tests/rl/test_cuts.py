@@ -4,6 +4,7 @@
 import asyncio
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,17 @@ async def test_a_rollout_that_was_started_anew_after_the_cut_is_not_continued(tm
             ]
             await until(lambda: len(gym.runs) == 3, "all run")
             assert {A: 2, B: 1, C: 6} == {r: work.attempt for r, work in gym.runs.items()}
+
+
+async def test_a_gym_that_answers_at_once_is_asked_at_a_pace(tmp_path: Path) -> None:
+    """It is asked to wait, for its readiness and for results, and does not: no loop of the client goes without rest."""
+    gym = one_gym()
+    gym.waits_s, gym.blocked = 0.0, asyncio.Event()
+    limits = {"snapshot": {"timeout_ms": 500}, "client": {"first_wait_s": 0.1, "longest_wait_s": 0.1}}
+    async with serving(gym), running(settings(tmp_path / "run", gym, **limits)) as run:
+        await dispatched(run, gym)
+        began, asked = time.monotonic(), len(calls_of(gym)["results"])
+        assert "failed" == (await run.snapshot()).outcome
+        most = 2 + (time.monotonic() - began) / 0.1
+        assert 2 <= len(calls_of(gym)["prepare"]) <= most
+        assert len(calls_of(gym)["results"]) - asked <= most

@@ -47,21 +47,27 @@ def health_of(run: Running) -> Health:
 SPOILED = {"prepare", "commit", "abort"}
 
 
-@pytest.mark.parametrize("answered", [True, False], ids=["answered", "silence"])
+@pytest.mark.parametrize("kind", ["answered", "504", "silence"])
 @pytest.mark.parametrize("operation", ["prepare", "commit", "resume", "abort", "renew", "status"])
-async def test_no_fault_of_a_control_call_ends_the_run(tmp_path: Path, operation: str, answered: bool) -> None:
+async def test_no_fault_of_a_control_call_ends_the_run(tmp_path: Path, operation: str, kind: str) -> None:
     """C20, CKPT-DUTY-001, -004, -005, -025: the run goes on, the previous snapshot is in use, the counter says 1."""
     servers = three_servers()
     agent = servers[0]
     # Only who waits for the end of a limit needs a short one; all others may be as slow as this machine is.
-    short = {"snapshot": QUICK["snapshot"], "client": QUICK["client"] | {"attempts": 1}}
+    limits: dict[str, dict[str, Any]] = {
+        "answered": {"snapshot": {}, "client": {}},
+        "504": {"snapshot": {"durable_timeout_ms": 3000}, "client": {"attempts": 1, "call_ms": 1000, "grace_s": 2.0}},
+        "silence": {"snapshot": QUICK["snapshot"], "client": QUICK["client"] | {"attempts": 1}},
+    }
     # A lease that is to be renewed, and one that ends when the test says so.
-    lease = {"snapshot": {"lease_ms": 1500 if operation == "renew" else 60_000}}
-    config = {name: (short if not answered else {}).get(name, {}) | lease.get(name, {}) for name in short}
+    lease = {"lease_ms": 1500 if operation == "renew" else 60_000}
+    config = limits[kind] | {"snapshot": limits[kind]["snapshot"] | lease}
     async with serving(*servers), running(settings(tmp_path / "run", agent, **config)) as run:
         await under_way(run, agent)
         assert (await run.snapshot()).outcome == "published"
-        for number, fault in enumerate([name for name in FAULTS if answered == (name != "silence")]):
+        slow = ("504", "silence")
+        faults = [name for name in FAULTS if name not in slow] if kind == "answered" else [kind]
+        for number, fault in enumerate(faults):
             await one_fault(run, servers, operation, fault, number)
         await finish(run, agent)
 

@@ -30,7 +30,7 @@ class Checkpoints(Machine):
             self._apply(cell)
         if self.blocked is not None and self.phase == "preparing":
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.blocked.wait(), min(body["timeout_ms"], 500) / 1000)
+                await asyncio.wait_for(self.blocked.wait(), min(body["timeout_ms"] / 1000, self.waits_s))
         if self.phase == "preparing" and (self.blocked is None or self.blocked.is_set()):
             self._event("quiescent")
         self._arm(body["lease_ms"])

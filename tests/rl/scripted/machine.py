@@ -39,6 +39,7 @@ class Machine:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.hits: Counter[str] = Counter()
         self.blocked: asyncio.Event | None = None
+        self.waits_s = 0.5  # At most, where a call asks it to wait.
         self.hold_write: asyncio.Event | None = None
         self.storage_full = False
         self.page_gate: asyncio.Event | None = None

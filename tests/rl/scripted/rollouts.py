@@ -87,7 +87,7 @@ class Rollouts(Machine):
     async def on_results(self, request: web.Request, body: Any) -> Any:
         after = request.query.get("after", "")
         number = int(after.split(":")[1]) if after.startswith(f"{self.feed}:") else 0
-        end = asyncio.get_running_loop().time() + min(int(request.query.get("wait_ms", 0)), 500) / 1000
+        end = asyncio.get_running_loop().time() + min(int(request.query.get("wait_ms", 0)) / 1000, self.waits_s)
         while True:
             done = [run for run in self.runs.values() if run.result is not None]
             if len(done) > number or asyncio.get_running_loop().time() >= end:
