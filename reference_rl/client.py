@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -257,15 +257,15 @@ class GymClient:
 
     async def _retrying(self, call: _Call, read: Callable[[httpx.Response], T]) -> T:
         retry, grace_s = self._settings.retry, self._settings.grace_s
-        limit_s = call.timeout_ms / 1000 + grace_s
-        budget_s = limit_s * retry.attempts if call.budget_s is None else call.budget_s
+        whole_s = (call.timeout_ms / 1000 + grace_s) * retry.attempts
+        budget_s = whole_s if call.budget_s is None else call.budget_s
         end = time.monotonic() + budget_s
 
         async def once() -> T:
-            # A try that begins late does not add its whole limit to the budget: everybody else may be waiting for it.
-            left_s = max(end - time.monotonic(), 0) + grace_s
+            # A try that begins late does not add its whole wait to the budget: everybody else may be waiting for it.
+            present = call if call.budget_s is None else call.within(end - time.monotonic())
             # Reading belongs to the try: a cut reply is as indefinite as a reset.
-            return read(await self._once(call, min(limit_s, left_s)))
+            return read(await self._once(present, present.timeout_ms / 1000 + grace_s))
 
         return await retry.run(once, budget_s)
 
@@ -385,6 +385,13 @@ class _Call:
     query: Mapping[str, Any] | None = None
     body: Mapping[str, Any] | bytes | None = None
     budget_s: float | None = None
+
+    def within(self, left_s: float) -> _Call:
+        """Return the call with a wait that ends with what is left of its budget."""
+        left_ms = max(1, round(left_s * 1000))
+        if left_ms >= self.timeout_ms or not isinstance(self.body, Mapping):
+            return self
+        return replace(self, timeout_ms=left_ms, body={**self.body, "timeout_ms": left_ms})
 
 
 def is_gone(error: GymError) -> bool:

@@ -165,7 +165,7 @@ async def test_work_that_continues_is_joined_for_as_long_as_the_budget_lasts() -
 
 
 async def test_who_does_not_wait_with_a_504_is_not_asked_at_once() -> None:
-    """Repeats are a least time apart, whatever the error names; where it is definite, there is no work to join."""
+    """CKPT-DUTY-033: repeats are a least time apart, also here; where a 504 is definite, there is no work to join."""
     calls = 0
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -184,10 +184,12 @@ async def test_who_does_not_wait_with_a_504_is_not_asked_at_once() -> None:
 
 
 async def test_a_prepare_that_is_silent_takes_its_budget_and_the_grace_of_one_reply() -> None:
-    """Others wait with closed gates meanwhile: a try that begins late does not add its whole limit."""
+    """CKPT-DUTY-020: others wait with closed gates: a try that begins late asks for no more than what is left."""
     began = time.monotonic()
+    asked: list[int] = []
 
     async def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["timeout_ms"])
         if time.monotonic() - began < 0.3:
             raise httpx.ReadError("reset")
         await asyncio.sleep(60)
@@ -197,6 +199,9 @@ async def test_a_prepare_that_is_silent_takes_its_budget_and_the_grace_of_one_re
     with pytest.raises(GymError, match="prepare"):
         await client_of(answer, settings).prepare("7-0", "r", timeout_ms=20_000, lease_ms=1, budget_s=0.6)
     assert 0.3 < time.monotonic() - began < 5
+    assert 1 < len(asked)
+    assert all(0 < timeout_ms <= 600 for timeout_ms in asked)
+    assert asked == sorted(asked, reverse=True)
 
 
 async def test_retry_after_is_respected() -> None:

@@ -357,7 +357,7 @@ async def test_a_rollout_that_was_started_anew_after_the_cut_is_not_continued(tm
 
 
 async def test_a_gym_that_answers_at_once_is_asked_at_a_pace(tmp_path: Path) -> None:
-    """It is asked to wait, for its readiness and for results, and does not: no loop of the client goes without rest."""
+    """CKPT-DUTY-033: it is asked to wait, for its readiness and for results, and does not: no loop lacks a rest."""
     gym = one_gym()
     gym.waits_s, gym.blocked = 0.0, asyncio.Event()
     limits = {"snapshot": {"timeout_ms": 500}, "client": {"first_wait_s": 0.1, "longest_wait_s": 0.1}}
