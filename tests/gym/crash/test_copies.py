@@ -145,7 +145,8 @@ async def test_a_copy_of_hard_links_is_refused_once_the_original_went_on(tmp_pat
             await until(lambda: max(segments(log)) > newest + 1, "the log has gone on")
             await gym.kill()
             await asyncio.wait([work])
-            with pytest.raises(LogDamaged, match="missing"):
+            # The second, where the copy was made between the beginning of a segment and its name.
+            with pytest.raises(LogDamaged, match="is missing|was acknowledged"):
                 read_log(linked)
         finally:
             await gym.close()
