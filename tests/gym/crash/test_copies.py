@@ -146,7 +146,7 @@ async def test_a_copy_of_hard_links_is_refused_once_the_original_went_on(tmp_pat
             await gym.kill()
             await asyncio.wait([work])
             # The second, where the copy was made between the beginning of a segment and its name.
-            with pytest.raises(LogDamaged, match="is missing|was acknowledged"):
+            with pytest.raises(LogDamaged, match=r"is missing|was acknowledged"):
                 read_log(linked)
         finally:
             await gym.close()
