@@ -61,16 +61,21 @@ class Disk:
         """What a power loss would leave of a directory now."""
         return {name: self.files.get(inode, b"") for name, inode in self.names.get(directory, {}).items()}
 
+    def now(self) -> Disk:
+        """Return what is on it at this instant, whatever a writer does until it has ended."""
+        return Disk(files=dict(self.files), names=dict(self.names))
+
     def lose(self, directory: Path) -> None:
-        """Make a directory what a power loss leaves of it; each file keeps its inode."""
-        names = {inode: name for name, inode in self.names.get(directory, {}).items()}
-        for path in list(directory.iterdir()):
-            inode = path.stat().st_ino
-            if inode not in names:
-                path.unlink()
-                continue
-            path.write_bytes(self.files.get(inode, b""))
-            path.rename(directory / names[inode])
+        """Make a directory, which nobody writes any more, what a power loss leaves of it; files keep their inodes."""
+        there = {path.stat().st_ino: path for path in directory.iterdir()}
+        for inode, path in there.items():
+            path.rename(directory / f".{inode}")
+        for name, inode in self.names.get(directory, {}).items():
+            if inode in there:
+                (directory / f".{inode}").rename(directory / name)
+            (directory / name).write_bytes(self.files.get(inode, b""))
+        for inode in there:
+            (directory / f".{inode}").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -112,8 +117,9 @@ async def test_with_group_syncs_a_power_loss_keeps_everything_that_was_acknowled
             if turn % 4 == 0:
                 log.journal.seal()
         await log.journal.settled()
-    disk.lose(log.directory)
-    await log.journal.close()
+        left = disk.now()
+        await log.journal.close()
+    left.lose(log.directory)
     found = read_log(log.directory)
     assert found is not None
     assert {f"r{number}": turns for number in range(3)} == {
@@ -153,9 +159,10 @@ async def test_with_group_syncs_a_disk_that_begins_to_lie_is_found_out(lies: str
         for turn in (1, 2):
             store.put(record(1, turn))
             await log.journal.settled()
-    ends = {name: (log.directory / name).read_bytes() for name in END_FILES}
-    disk.lose(log.directory)
-    await log.journal.close()
+        ends = {name: (log.directory / name).read_bytes() for name in END_FILES}
+        left = disk.now()
+        await log.journal.close()
+    left.lose(log.directory)
     if lies == "everything":
         assert read_log(log.directory) is None
         return
