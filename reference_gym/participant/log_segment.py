@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,17 +92,7 @@ class OpenSegment:
         Raises:
             OSError: it failed every time; the segment ends where it did before.
         """
-        for wait_s in (*REPEATS_S, None):
-            try:
-                self._append(pieces)
-            except OSError as error:
-                logger.warning("writing %s failed: %s", self.segment.path.name, error)
-                self._cut_off()
-                if wait_s is None:
-                    raise
-                time.sleep(wait_s)
-            else:
-                break
+        repeated(f"writing {self.segment.path.name}", lambda: self._append(pieces), self._cut_off)
         self._count(pieces)
 
     def _append(self, pieces: list[bytes]) -> None:
@@ -162,6 +153,30 @@ class OpenSegment:
     def _cut_off(self) -> None:
         os.ftruncate(self._descriptor, self.segment.size)
         os.lseek(self._descriptor, self.segment.size, os.SEEK_SET)
+
+
+def repeated(what: str, step: Callable[[], None], undo: Callable[[], None] = lambda: None) -> None:
+    """Do a step of writing, and do it again a few times where it fails; for the log's thread, which waits in between.
+
+    Args:
+        what: names the step.
+        step: the step.
+        undo: takes away what a failed try has left.
+
+    Raises:
+        OSError: it failed every time.
+    """
+    for wait_s in (*REPEATS_S, None):
+        try:
+            step()
+        except OSError as error:
+            logger.warning("%s failed: %s", what, error)
+            undo()
+            if wait_s is None:
+                raise
+            time.sleep(wait_s)
+        else:
+            return
 
 
 def end_earlier(directory: Path, number: int, end: int, before: Before, *, synced: bool) -> int:

@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from reference_gym.participant import failpoints
 from reference_gym.participant.log_end import End, EndFiles
 from reference_gym.participant.log_format import MORE, Entry, Frame, LogDamaged, encode_frame, read_entry
-from reference_gym.participant.log_segment import Mark, OpenSegment, Segment, end_earlier, sync_directory
+from reference_gym.participant.log_segment import Mark, OpenSegment, Segment, end_earlier, repeated, sync_directory
 from reference_gym.participant.log_state import LogState
 from reference_gym.participant.slices import Rests
 
@@ -175,7 +175,7 @@ class LogWriter:
 
     def _acknowledge(self) -> None:
         segment = self._open.segment
-        self._end.write(segment.number, segment.size)
+        repeated("writing the acknowledged end", lambda: self._end.write(segment.number, segment.size))
 
     def _seal(self, seal: _Seal) -> None:
         """End the segment and hand out the mark, or say that it cannot be: then the cut is written out."""

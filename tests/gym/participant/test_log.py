@@ -413,6 +413,36 @@ async def test_a_write_that_fails_is_repeated(written: Path, monkeypatch: pytest
     await log.journal.close()
 
 
+async def test_an_acknowledged_end_that_cannot_be_written_is_written_again(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C44: nobody is told before it says where the log ends; afterwards the log is believed as any other."""
+    log = Log(written)
+    real, tries, told = os.pwrite, [], []
+
+    def fail(descriptor: int, data: bytes, offset: int) -> int:
+        tries.append(data)
+        told.append(settled.done())
+        if len(tries) < 3:
+            raise OSError(errno.EIO, "input/output error")
+        return real(descriptor, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", fail)
+        log.store.put(record(1))
+        settled = asyncio.ensure_future(log.journal.settled())
+        await settled
+    assert [False] * 3 == told
+    assert 1 == len(set(tries))
+    log.store.put(record(2))
+    await log.journal.settled()
+    await log.journal.close()
+    found = read_log(written)
+    assert found is not None
+    assert {"r1", "r2"} == payloads(found).keys()
+    assert disbelief(found, LIFE, written) is None
+
+
 async def test_a_segment_that_cannot_be_ended_goes_on(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C44: there is no room for the next segment: the cut is written out, boundaries go on, and later it is sealed."""
     log = Log(written)
