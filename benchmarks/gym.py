@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,26 +93,41 @@ class Caller:
         answer: dict[str, Any] = reply.json()
         return answer
 
-    def start(self, count: int, turns: int, policy: Policy, seconds: float = 300) -> None:
-        """Start ``count`` rollouts and wait until each has done ``turns`` turns and asks for the next."""
-        spec = {"base_url": policy.url, "model": "bench", "api": "chat_completions"}
-        limits = {"max_turns": turns + 10, "episode_ms": 3_600_000}
-        goal = policy.held + count
-        for first in range(0, count, 500):
+    def start_in_batches(
+        self,
+        count: int,
+        at_once: int,
+        policy: str,
+        item: Callable[[int], dict[str, Any]],
+        after: Callable[[int], None] = lambda _first: None,
+    ) -> None:
+        """Start rollouts ``r0`` and so on; none may be refused.
+
+        Args:
+            count: how many.
+            at_once: how many in one call.
+            policy: base URL.
+            item: what is particular to the rollout of a number.
+            after: called after each batch with the number of its first rollout.
+        """
+        spec = {"base_url": policy, "model": "bench", "api": "chat_completions"}
+        for first in range(0, count, at_once):
             items = [
-                {
-                    "rollout_id": f"r{number}",
-                    "attempt": 0,
-                    "environment": "taxi",
-                    "task": {"seed": number},
-                    "task_digest": f"t{number}",
-                    "limits": limits,
-                }
-                for number in range(first, min(count, first + 500))
+                {"rollout_id": f"r{number}", "attempt": 0, "task_digest": f"t{number}", **item(number)}
+                for number in range(first, min(count, first + at_once))
             ]
             outcomes = self.post("/rollouts", {"policy": spec, "rollouts": items})["outcomes"]
             if any(outcome["outcome"] != "started" for outcome in outcomes):
                 raise RuntimeError(f"not started: {outcomes[0]}")
+            after(first)
+
+    def start(self, count: int, turns: int, policy: Policy, seconds: float = 300) -> None:
+        """Start ``count`` rollouts and wait until each has done ``turns`` turns and asks for the next."""
+        limits = {"max_turns": turns + 10, "episode_ms": 3_600_000}
+        goal = policy.held + count
+        self.start_in_batches(
+            count, 500, policy.url, lambda number: {"environment": "taxi", "task": {"seed": number}, "limits": limits}
+        )
         until = time.monotonic() + seconds
         while policy.held < goal:
             if time.monotonic() > until:

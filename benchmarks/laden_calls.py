@@ -124,23 +124,13 @@ class Laden:
 
     def start(self) -> None:
         """Start all rollouts, in batches."""
-        policy = {"base_url": "http://127.0.0.1:9/v1", "model": "none", "api": "chat_completions"}
-        for first in range(0, self.size.rollouts, 100):
-            items = [
-                {
-                    "rollout_id": f"r{number}",
-                    "attempt": 0,
-                    "environment": "box",
-                    "task": {"number": number},
-                    "task_digest": f"t{number}",
-                    "seed": number,
-                }
-                for number in range(first, min(self.size.rollouts, first + 100))
-            ]
-            outcomes = self.ask("/rollouts", {"policy": policy, "rollouts": items})["outcomes"]
-            if any(outcome["outcome"] != "started" for outcome in outcomes):
-                raise RuntimeError(f"not started: {outcomes[0]}")
-            self.until(partial(_reached, first))
+        self.caller.start_in_batches(
+            self.size.rollouts,
+            100,
+            "http://127.0.0.1:9/v1",
+            lambda number: {"environment": "box", "task": {"number": number}, "seed": number},
+            lambda first: self.until(partial(_reached, first)),
+        )
         self.until(lambda told: told["waiting"] >= self.size.rollouts - 1)
 
     def prepare(self, id: str) -> None:
