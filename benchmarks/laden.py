@@ -232,7 +232,7 @@ async def serve(options: argparse.Namespace) -> None:
     app = serve_aiohttp.create_app(participant, control_token=None)
     app.router.add_post("/bench", bench)
     server = await serve_aiohttp.start(app)
-    collections = FullCollections(lambda: participant.held)
+    collections = FullCollections(lambda: participant.held, lambda: participant.busy)
     tasks = [asyncio.create_task(work) for work in (watch.run(), agent.pace(options.rate), collections.follow())]
     assert gc.isenabled()
     sys.stdout.write(json.dumps({"url": server.url}) + "\n")

@@ -101,7 +101,10 @@ class Assembly:
         app = serve_aiohttp.create_app(participant, control_token=loaded.control_token)
         plane = DataPlane(app, participant, loaded.data_token)
         open_time = OpenTime(participant.gate, time.monotonic)
-        self._followers += [open_time.follow, FullCollections(lambda: participant.held).follow]
+        self._followers += [
+            open_time.follow,
+            FullCollections(lambda: participant.held, lambda: participant.busy).follow,
+        ]
         resources = self._resources(plane, open_time)
         policy = self._policy(plane)
         if agent is not None:

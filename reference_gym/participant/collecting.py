@@ -6,6 +6,9 @@ young collections cost next to nothing, as long as they come often. A full one l
 ten thousand rollouts some hundred milliseconds, at a time of its own choosing, while nobody is served.
 ``FullCollections`` takes over the choice: one when little is held, and else one per hour, which is then the longest
 stall of that hour. What the process has loaded before its first call is never looked at again.
+
+It shortens the time, too, for which a busy thread keeps the interpreter's lock while the event loop waits for it: five
+milliseconds by default, and the loop gives the lock away several times within one call.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable
 
@@ -21,8 +25,10 @@ logger = logging.getLogger(__name__)
 LITTLE = 500
 """With at most this many rollouts a full collection takes a few milliseconds."""
 LOOK_S = 10.0
-YOUNG_S = 0.5
+YOUNG_S = 0.1
 """How often what is young is looked at. By itself that waits while much is freed, and then takes long at once."""
+SWITCH_S = 0.0005
+"""For how long a thread may keep the interpreter's lock when another one waits for it."""
 EVERY_S = 3600.0
 _NEVER = 2**31 - 1
 
@@ -34,11 +40,16 @@ class FullCollections:
 
     Args:
         held: how many rollouts are held now.
+        busy: whether state that nobody holds is being built or freed now, as in a restore; little is held by a Gym
+            that builds much.
         clock: monotonic seconds.
     """
 
-    def __init__(self, held: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, held: Callable[[], int], busy: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._held = held
+        self._busy = busy
         self._clock = clock
         self._last = clock()
         self._much = False
@@ -46,8 +57,9 @@ class FullCollections:
 
     async def follow(self) -> None:
         """Order them until cancelled; to be begun before the first call is served."""
-        before = gc.get_threshold()
+        before, switch = gc.get_threshold(), sys.getswitchinterval()
         gc.set_threshold(before[0], before[1], _NEVER)
+        sys.setswitchinterval(min(switch, SWITCH_S))
         gc.collect()
         gc.freeze()
         try:
@@ -59,10 +71,11 @@ class FullCollections:
         finally:
             gc.unfreeze()
             gc.set_threshold(*before)
+            sys.setswitchinterval(switch)
 
     def look(self) -> bool:
         """Collect if it is time; return whether it was."""
-        little, now = self._held() <= LITTLE, self._clock()
+        little, now = self._held() <= LITTLE and not self._busy(), self._clock()
         # Not at the first look at which little is held: what was dropped just before may not be freed yet.
         due = now - self._last >= EVERY_S or (little and self._waning)
         self._waning, self._much = little and self._much, not little

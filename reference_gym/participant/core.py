@@ -348,12 +348,18 @@ class Core(Moving):
         return len(self._store.attempts()) if self.registry is None else len(self.registry.live) + len(self.feed)
 
     @property
+    def busy(self) -> bool:
+        """Whether there is state that nobody holds: a restore builds it, a commit writes it, or it is being freed."""
+        building = self._restorer is not None and not self._restorer.outcome.done()
+        return building or self._commit is not None or self.remains.pending
+
+    @property
     def changes(self) -> int:
         """A number that is another one whenever ``highest`` of a rollout may have risen."""
         return self._progress + self.fences.changes
 
-    def attempts(self) -> list[tuple[str, int]]:
-        """Return everything that a restore drops: every live rollout and unreleased result, or every record."""
+    def attempts(self) -> Iterable[tuple[str, int]]:
+        """Return everything that a restore drops as of now: live rollouts and unreleased results, or records."""
         return self._store.attempts() if self.registry is None else self.registry.attempts()
 
     # --- the parts ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 SLICE_S = 0.002
 """How long work goes on before the event loop serves others, in seconds."""
@@ -22,6 +23,37 @@ STEPS = 10
 _LEAST = 3
 """How many there are at least, so that work which goes on beside them in slices does not starve them."""
 _WORK_S, _REST_S = 0.001, 0.00005
+
+
+class _Rota:
+    """Whose slice is next on one event loop: one in each of its turns, however many works go on side by side.
+
+    A call needs several turns of the loop until it is answered; with a slice of every work in each of them it would
+    wait for all of that several times.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def turn(self) -> asyncio.Future[None]:
+        """Return what is done when it is the caller's turn."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._next)
+        return turn
+
+    def _next(self) -> None:
+        """Let one of those who still wait go on."""
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft()
+        if self._waiting:
+            self._waiting[0].set_result(None)
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+_rotas: WeakKeyDictionary[asyncio.AbstractEventLoop, _Rota] = WeakKeyDictionary()
 
 
 class Slices:
@@ -33,7 +65,10 @@ class Slices:
     async def give_way(self) -> None:
         """Let others have their turn if it is time."""
         if time.perf_counter() >= self._until:
-            await asyncio.sleep(0)
+            loop = asyncio.get_running_loop()
+            if (rota := _rotas.get(loop)) is None:
+                rota = _rotas[loop] = _Rota()
+            await rota.turn()
             self._until = time.perf_counter() + SLICE_S
 
 
@@ -118,6 +153,11 @@ class Remains:
                 table.popitem()
                 await slices.give_way()
             self._tables.popleft()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be freed."""
+        return bool(self._tables)
 
     def close(self) -> None:
         """Stop: the process is about to end."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from reference_gym.participant import Limits, collecting, serve_aiohttp
-from reference_gym.participant.collecting import EVERY_S, LITTLE, FullCollections
+from reference_gym.participant.collecting import EVERY_S, LITTLE, SWITCH_S, FullCollections
 from reference_gym.participant.gate import Gate, Position
 from reference_gym.participant.journal import LogJournal
 from reference_gym.participant.result import validator
@@ -162,7 +163,7 @@ async def test_full_collections_come_when_little_is_held_or_once_an_hour(
 ) -> None:
     """Never at a time of the collector's own choosing; young collections stay, and the end leaves all as it was."""
     now: dict[str, Any] = {"s": 0.0, "held": 0}
-    collections = FullCollections(lambda: now["held"], lambda: now["s"])
+    collections = FullCollections(lambda: now["held"], lambda: False, lambda: now["s"])
     before = gc.get_threshold()
     following = asyncio.create_task(collections.follow())
     await settle()
@@ -182,6 +183,32 @@ async def test_full_collections_come_when_little_is_held_or_once_an_hour(
     assert 0 == gc.get_freeze_count()
 
 
+async def test_no_full_collection_comes_while_much_is_built_that_nobody_holds_yet() -> None:
+    """A restore into an emptied Gym: it holds nothing, and ten thousand rollouts are looked through all the same."""
+    now: dict[str, Any] = {"s": 0.0, "held": 10_000, "busy": False}
+    collections = FullCollections(lambda: now["held"], lambda: now["busy"], lambda: now["s"])
+    following = asyncio.create_task(collections.follow())
+    await settle()
+    found = []
+    for seconds, held, busy in [(10, 10_000, False), (20, 0, False), (30, 0, True), (40, 0, False), (50, 0, False)]:
+        now |= {"s": seconds, "held": held, "busy": busy}
+        found.append(collections.look())
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert [False, False, False, False, True] == found
+
+
+async def test_a_busy_thread_keeps_the_lock_for_a_short_time_only() -> None:
+    """The event loop gives the lock away several times within one call; the end leaves all as it was."""
+    before = sys.getswitchinterval()
+    following = asyncio.create_task(FullCollections(lambda: 0, lambda: False).follow())
+    await settle()
+    during = sys.getswitchinterval()
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert during <= SWITCH_S < before == sys.getswitchinterval()
+
+
 async def test_young_collections_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself the collector waits while much is freed, and then looks at all that has come meanwhile."""
     monkeypatch.setattr(collecting, "YOUNG_S", 0.01)
@@ -191,7 +218,7 @@ async def test_young_collections_come_often(monkeypatch: pytest.MonkeyPatch) -> 
         if phase == "stop":
             found.append(told["generation"])
 
-    following = asyncio.create_task(FullCollections(lambda: 0).follow())
+    following = asyncio.create_task(FullCollections(lambda: 0, lambda: False).follow())
     await settle()
     gc.callbacks.append(collected)
     try:

@@ -344,6 +344,29 @@ async def test_on_a_busy_loop_a_restore_that_waited_is_not_ready_all_the_same(tm
     gym.world.release("a/1/1")
 
 
+async def test_a_participant_is_busy_while_it_builds_writes_or_frees_what_nobody_holds(tmp_path: Path) -> None:
+    """Whoever looks through all objects waits until that is over: it is much, though little is held."""
+    gym = Gym(tmp_path)
+    busy = lambda: gym.participant.busy  # noqa: E731 - asked again and again
+    assert not busy()
+    gym.world.hold("a/1/1")
+    await gym.start("a")
+    gym.loop.reply("a", [("add", 1)])
+    await until(lambda: gym.world.begun)
+    restoring = asyncio.ensure_future(gym.restore("1-1", None))
+    await until(lambda: gym.status["phase"] == "restoring")
+    assert busy()
+    gym.world.release("a/1/1")
+    await restoring
+    await gym.resume("1-1")
+    await until(lambda: not busy())
+    await gym.prepare("1-2")
+    await gym.commit("1-2")
+    assert busy()
+    await gym.resume("1-2")
+    await until(lambda: not busy())
+
+
 async def test_a_restore_waits_for_handlers_here_and_not_for_turns(tmp_path: Path) -> None:
     """N22: a running handler is waited for until the time limit, then not_ready with the blocker and all as before."""
     clock = MovedClock()
