@@ -79,6 +79,7 @@ class Fences:
         self._fences: dict[str, int] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._released = 0
+        self._risen = -1
         self.changes = 0
 
     @property
@@ -142,12 +143,22 @@ class Fences:
         through, stone = self._fences.get(key, -1), self._tombstones.get(key)
         return through if stone is None else max(through, stone.attempt)
 
+    async def rise(self, built: Fences) -> None:
+        """Leave of the fences that were built aside those above the present ones, in slices, before ``replace``."""
+        slices = Slices()
+        built._risen = self.changes
+        for key, through in list(built._fences.items()):
+            if through <= self._fences.get(key, -1):
+                del built._fences[key]
+            await slices.give_way()
+
     def replace(self, built: Fences) -> None:
         """Raise to what a restore has built aside, and take its tombstones in place of all (CKPT-FENCE-009, -010)."""
-        fences = self._fences
-        for key, through in built._fences.items():
-            if through > fences.get(key, -1):
-                fences[key] = through
+        if built._risen == self.changes:
+            self._fences.update(built._fences)
+        else:  # A fence was raised meanwhile, perhaps higher.
+            for key, through in built._fences.items():
+                self._fences[key] = max(through, self._fences.get(key, -1))
         self._set(built._tombstones)
 
     def discard(self, marks: Mapping[str, Mark]) -> None:

@@ -44,7 +44,8 @@ class Undo:
 class Built:
     """Everything that becomes current together.
 
-    ``covered`` gives the attempts that ``fences`` has been raised for already, ``draft`` what the log is told.
+    ``covered`` gives the attempts that ``fences`` has been raised for already, as of ``changes`` of the participant;
+    ``draft`` is what the log is told.
     """
 
     rollouts: BuiltRollouts
@@ -54,6 +55,7 @@ class Built:
     covered: Mapping[str, int]
     kept: Mapping[str, int]
     draft: Draft
+    changes: int
     undo: Undo
 
 
@@ -72,9 +74,11 @@ async def build(
     """
     draft, slices = Draft(core.journal), Slices()
     kept = {finished.receipt.rollout_id: finished.receipt.attempt for finished in plan.results}
+    # As of the step in which ``Fences.build`` notes the tombstones: what is released after it is among the attempts.
+    changes, attempts = core.changes, core.attempts()
     fences = await core.fences.build(draft, source.tombstones, kept)
     covered: dict[str, int] = {}
-    for rollout_id, attempt in core.attempts():
+    for rollout_id, attempt in attempts:
         covered[rollout_id] = max(attempt, covered.get(rollout_id, -1))
         fences.raise_to(rollout_id, attempt - (kept.get(rollout_id) == attempt))
         await slices.give_way()
@@ -94,7 +98,8 @@ async def build(
         key = hashed(rollout_id)
         marks[key] = Mark.of(key, attempt, buried=core.registry is not None, kept=draft.kept)
         await slices.give_way()
-    return Built(rollouts, store, feed, fences, covered, kept, draft, Undo(marks))
+    await core.fences.rise(fences)
+    return Built(rollouts, store, feed, fences, covered, kept, draft, changes, Undo(marks))
 
 
 def _attempts(rollouts: BuiltRollouts, kept: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -106,9 +111,10 @@ def install(core: Core, built: Built, parts: Parts) -> None:
     """Make what was built current in place of everything else. Does not await."""
     for part, state in parts:
         part.install(state)
-    for rollout_id, attempt in core.store.attempts():  # A ledger goes on recording while the gate is closed.
-        if built.covered.get(rollout_id, -1) < attempt:
-            core.fences.raise_to(rollout_id, attempt - (built.kept.get(rollout_id) == attempt))
+    if core.changes != built.changes:  # A ledger goes on recording while the gate is closed.
+        for rollout_id, attempt in core.store.attempts():
+            if built.covered.get(rollout_id, -1) < attempt:
+                core.fences.raise_to(rollout_id, attempt - (built.kept.get(rollout_id) == attempt))
     core.fences.replace(built.fences)
     core.journal.note_all(built.draft.entries)
     gone = core.store.replace(built.store)

@@ -15,7 +15,7 @@ import stat
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +64,7 @@ def read_source(
     config: ParticipantConfig,
     run_id: str,
     checkpoint_id: str,
-    wanted: frozenset[str],
+    wanted: Iterable[str],
     stop: threading.Event,
 ) -> Source:
     """Verify a participant's directory whole and return what it holds; runs on a thread.
@@ -89,7 +89,7 @@ def read_source(
         raise CheckpointCorrupt(f"{MANIFEST} is missing")
     source = Source()
     try:
-        _read_into(source, directory, manifest_digest, config, run_id, checkpoint_id, wanted, stop)
+        _read_into(source, directory, manifest_digest, config, run_id, checkpoint_id, frozenset(wanted), stop)
     except BaseException:
         free(*source.tables())
         raise

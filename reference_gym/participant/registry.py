@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from reference_gym.participant import failpoints
@@ -242,10 +243,13 @@ class Registry(ListedRollouts):
         if entry is not None and entry.restart is None:
             self._stop(entry, reason)
 
-    def attempts(self) -> list[tuple[str, int]]:
-        """Return the attempts that a restore fences: of everything live, and of every unreleased result."""
-        live = [(rollout_id, entry.rollout.attempt) for rollout_id, entry in self.live.items()]
-        return live + [(done.receipt.rollout_id, done.receipt.attempt) for done in self._shared.feed.all()]
+    def attempts(self) -> Iterator[tuple[str, int]]:
+        """Return the attempts that a restore fences: of everything live, and of every unreleased result, as of now."""
+        live, results = list(self.live.items()), self._shared.feed.all()
+        return chain(
+            ((rollout_id, entry.rollout.attempt) for rollout_id, entry in live),
+            ((done.receipt.rollout_id, done.receipt.attempt) for done in results),
+        )
 
     def install(self, built: BuiltRollouts, feed: Feed) -> None:
         """Make restored rollouts and results current in place of all others (CKPT-RESTORE-014, -015)."""

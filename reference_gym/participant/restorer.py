@@ -126,7 +126,7 @@ class Restorer:
             self._core.config,
             self._request.run_id,
             self._request.source.checkpoint_id,
-            frozenset(rollout.rollout_id for rollout in self._request.rollouts),
+            (rollout.rollout_id for rollout in self._request.rollouts),
             self._stop,
         )
 

@@ -169,12 +169,17 @@ class Participant(Restores):
             receipts += [self._retire(fence.rollout_id, fence.through_attempt) for fence in some]
             await asyncio.sleep(0)
         failpoints.reach("retire.fenced")
-        while any(self._freeing(fence.rollout_id, fence.through_attempt) for fence in request.rollouts):
-            if not await self.wait_move(deadline):
+        slices, stopping = Slices(), list(request.rollouts)
+        while stopping:
+            if not self._freeing(stopping[-1].rollout_id, stopping[-1].through_attempt):
+                stopping.pop()
+                await slices.give_way()
+            elif not await self.wait_move(deadline):
                 break
         failpoints.reach("retire.freed")
         outcomes: list[dict[str, Any]] = []
         for fence, receipt in zip(request.rollouts, receipts, strict=True):
+            await slices.give_way()
             outcome: dict[str, Any] = {"rollout_id": fence.rollout_id, "outcome": "retired"}
             if receipt is not None:
                 outcome |= {"outcome": "finished", "receipt": receipt.as_json()}
