@@ -16,13 +16,14 @@ from reference_gym.participant.artifacts import Durable
 from reference_gym.participant.clock import Clock, LoopClock
 from reference_gym.participant.committing import Commit, Writer
 from reference_gym.participant.config import ParticipantConfig
-from reference_gym.participant.encoding import PartValues, head, part_piece
+from reference_gym.participant.encoding import PartValues
 from reference_gym.participant.feed import Feed
 from reference_gym.participant.fences import Fences
 from reference_gym.participant.journal import Journal, NoJournal
 from reference_gym.participant.live import Shared
 from reference_gym.participant.machine import Machine
 from reference_gym.participant.moving import Moving
+from reference_gym.participant.part_records import part_record
 from reference_gym.participant.phases import EndedAs, Phase, Todo
 from reference_gym.participant.records import BoundaryStore, MemoryStore, Record
 from reference_gym.participant.registry import Registry
@@ -187,24 +188,7 @@ class Core(Moving):
         if not values:
             self._store.drop(rollout_id)
             return
-        first = max(values.values(), key=lambda captured: captured.turns_done)
-        attempt = max(captured.attempt for captured in values.values())
-        self._store.put(
-            Record(
-                rollout_id=rollout_id,
-                attempt=attempt,
-                turns_done=first.turns_done,
-                task_digest=next((c.task_digest for c in values.values() if c.task_digest is not None), None),
-                environment=(environment := next((c.environment for c in values.values() if c.environment), None)),
-                effects={environment: sum(c.effects for c in values.values())} if environment else {},
-                payload=(head(rollout_id, attempt, None), part_piece(values)),
-                policy_version=max(
-                    (c.policy_version for c in values.values() if c.policy_version is not None), default=None
-                ),
-                data_refs=tuple(reference for c in values.values() for reference in c.data_refs),
-                restart=next((c.restart for c in values.values() if c.restart is not None), None),
-            )
-        )
+        self._store.put(part_record(rollout_id, values))
 
     def check(self, rollout_id: str, attempt: int) -> None:
         """Refuse a call of a fenced attempt; changes nothing.
