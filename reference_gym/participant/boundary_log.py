@@ -49,9 +49,12 @@ class BoundaryLog:
             participant: was made with ``journal``, has all its parts, and serves nothing yet.
 
         Raises:
+            ValueError: the participant was made with another journal, so that nothing of it would be written here.
             BlockingIOError: another process writes this log.
             OSError: the directory cannot be used.
         """
+        if participant.journal is not self.journal:
+            raise ValueError("the participant writes no log: make it with Participant(…, journal=log.journal)")
         log = LogFile.claim(self._directory, sync=self._sync, segment_bytes=self._segment_bytes)
         if log is None:
             raise BlockingIOError(f"another process writes the boundary log in {self._directory}")

@@ -254,6 +254,8 @@ class LiveRollouts(ABC):
         try:
             await self.settled()
             outcome = await self._agent.run(rollout)
+            if not rollout.ended:
+                _require_outcome(outcome)
         except StaleAttempt:
             self.end_stale(rollout)
             return
@@ -309,3 +311,14 @@ class LiveRollouts(ABC):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _require_outcome(outcome: object) -> None:
+    """Refuse what a loop returned that had not ended its rollout before.
+
+    Raises:
+        TypeError: it is no outcome; the loop has most likely left a verification without ``finish``.
+    """
+    if not isinstance(outcome, Success | RolloutFailure):
+        returned = type(outcome).__name__
+        raise TypeError(f"Agent.run returned {returned}, no Success, and called no verification.finish(success)")

@@ -131,8 +131,9 @@ def _require_consistent(records: Mapping[str, Record], saved: Mapping[str, Saved
             raise ValueError(f"the boundary of {key} holds {held.rollout_id} at attempt {held.attempt}")
         if held.start is not None and held.turns_done != record.turns_done:
             raise ValueError(f"the boundary of {key} holds {held.turns_done} turns instead of {record.turns_done}")
-        if not held.parts.keys() <= parts:
-            raise ValueError(f"the boundary of {key} holds what no part here stores")
+        if missing := held.parts.keys() - parts:
+            named = ", ".join(sorted(missing))
+            raise ValueError(f"the boundary of {key} holds {named}: no such part was added before the log was opened")
 
 
 def _restarts(

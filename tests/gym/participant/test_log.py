@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import spec.durable
-from reference_gym.participant import ParticipantConfig
+from reference_gym.participant import BoundaryLog, Participant, ParticipantConfig
 from reference_gym.participant import log as boundary_log
 from reference_gym.participant.artifacts import PLACES, STATE, Target, write_cut
 from reference_gym.participant.journal import LogJournal
@@ -251,6 +251,14 @@ async def test_what_is_refused_is_kept_aside_with_the_reason(written: Path, capl
     log.file.open(journal, LIFE, None)
     await journal.close()
     assert {} == payloads(read_log(written))
+
+
+async def test_a_log_of_nobody_is_not_opened(tmp_path: Path) -> None:
+    """A participant that was made without the log's journal would come back as the same life with nothing of it."""
+    participant = Participant(ParticipantConfig("gym", "gym", 10))
+    with pytest.raises(ValueError, match=r"journal=log\.journal"):
+        await BoundaryLog(tmp_path / "log").open(participant)
+    assert not (tmp_path / "log").exists()
 
 
 async def test_every_damaged_byte_is_named(written: Path) -> None:

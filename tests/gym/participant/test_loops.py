@@ -88,6 +88,19 @@ async def test_other_ways_to_end(gym: Gym, tmp_path: Path) -> None:
     assert "verification_failed" == content["failure"]["kind"]
 
 
+async def test_a_loop_that_gives_no_outcome_is_told_what_it_forgot(gym: Gym, caplog: pytest.LogCaptureFixture) -> None:
+    """A verification that is left without a result ends its rollout, and the log says what is missing."""
+
+    async def body(rollout: Rollout) -> Success:
+        async with rollout.verification() as verification:
+            pass
+        return verification.success  # type: ignore[return-value]  # what an author may forget
+
+    content = await run(gym, body)
+    assert ("internal", "the agent raised TypeError") == (content["failure"]["kind"], content["failure"]["reason"])
+    assert "verification.finish(success)" in caplog.text
+
+
 async def test_a_state_that_is_no_json_fails_its_rollout_alone(gym: Gym) -> None:
     """Nothing that cannot be captured is ever recorded as a boundary."""
 
