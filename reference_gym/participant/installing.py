@@ -34,10 +34,14 @@ Parts = Sequence[tuple[Part, Any]]
 
 @dataclass(slots=True)
 class Undo:
-    """What makes a participant that nobody resumed an empty one: fences by hashed id, and parts that hold nothing."""
+    """What makes a participant that nobody resumed an empty one: fences by hashed id, and parts that hold nothing.
+
+    It is all that there is to undo while ``changes`` of the participant is what it was after the installing step.
+    """
 
     marks: Mapping[str, Mark] = field(default_factory=dict)
     parts: Parts = ()
+    changes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +128,18 @@ def install(core: Core, built: Built, parts: Parts) -> None:
     core.gate.abandon_all()
     core.undo = built.undo
     core.progressed()
+    core.undo.changes = core.changes
     core.remains.take(gone)
 
 
 def discard(core: Core) -> None:
     """Drop and fence what a restore installed and nobody resumed. Does not await."""
     undo, core.undo = core.undo, Undo()
+    recorded = core.registry is None and core.changes != undo.changes
     core.fences.discard(undo.marks or _marks(core))  # None were built by a process that has ended meanwhile.
+    if recorded:  # A ledger has gone on while the gate was closed: what it loses is fenced as well.
+        for rollout_id, attempt in core.store.attempts():
+            core.fences.raise_to(rollout_id, attempt)
     for part, empty in undo.parts:
         part.install(empty)
     if core.parts and not undo.parts:

@@ -199,3 +199,20 @@ async def test_a_row_of_the_next_attempt_that_comes_while_a_restore_builds_refus
     await rows.gym.resume("1-3")
     assert [1] == rows.through("a")
     await rows.participant.close()
+
+
+async def test_what_a_ledger_records_of_a_restore_that_nobody_resumes_is_fenced_with_it(tmp_path: Path) -> None:
+    """CKPT-ABORT-008: higher attempts and new rollouts are dropped with what was installed, and fenced like it."""
+    rows = Rows(tmp_path)
+    rows.record("a", 0)
+    rows.record("b", 0)
+    digest = (await rows.gym.snapshot("1-1"))["manifest"]["digest"]
+    await rows.gym.restore("1-2", "1-1", digest, [("a", 0, 1, 1), ("b", 0, 1, 1)])
+    rows.record("a", 3)
+    rows.record("new", 4)
+    await rows.gym.abort("1-2")
+    assert [] == rows.ledger.rows("new") + rows.ledger.rows("a") + rows.ledger.rows("b")
+    assert [3, 1, 4] == rows.through("a", "b", "new")
+    with pytest.raises(StaleAttempt):
+        await rows.gym.restore("1-3", "1-1", digest, [("a", 0, 3, 1)])
+    await rows.participant.close()
