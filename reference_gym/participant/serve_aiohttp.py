@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routes of a participant in an aiohttp application, and a server of it.
 
-Every error of the application is a problem document, those of the framework included.
+Every error is a problem document, those of the framework included; only what the author's own handlers raise is
+answered as the framework answers it anywhere.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from aiohttp import EMPTY_PAYLOAD, ClientError, StreamReader, web
 from aiohttp.typedefs import Handler
@@ -37,6 +39,8 @@ CONTROL_PLANE = web.AppKey("control_plane", http.ControlPlane)
 
 _CLIENTS_FAULTS = (OSError, ClientError, web.RequestPayloadError, web.PayloadAccessError)
 """What reading a body raises when its client went away, or sent what is no body."""
+_OURS: WeakSet[Handler] = WeakSet()
+"""The handlers of this module; every other one is the author's."""
 _FRAMEWORK: dict[int, type[ProtocolError]] = {
     404: NotFound,
     405: MethodNotAllowed,
@@ -52,7 +56,9 @@ def create_app(participant: Participant, *, control_token: str | None) -> web.Ap
         participant: what is served.
         control_token: the bearer token of the control plane; None only for a server on loopback.
     """
-    app = web.Application(middlewares=[_problems], client_max_size=participant.config.limits.max_body_bytes)
+    app = web.Application(
+        middlewares=[_told_apart, _problems], client_max_size=participant.config.limits.max_body_bytes
+    )
     plane = http.ControlPlane(participant, Token(control_token) if control_token is not None else None)
     app[CONTROL_PLANE] = plane
 
@@ -64,6 +70,7 @@ def create_app(participant: Participant, *, control_token: str | None) -> web.Ap
         if request.path.startswith(f"{http.ROOT}/"):
             response.headers.setdefault(wire.HEADER_INCARNATION, participant.incarnation)
 
+    _OURS.add(control)
     app.router.add_route("*", f"{http.ROOT}/{{path:.*}}", control)
     app.on_response_prepare.append(stamp)
     return app
@@ -82,6 +89,7 @@ def handler_of(call: http.DataCall) -> Handler:
     async def serve(request: web.Request) -> web.StreamResponse:
         return await _send(request, await call.handle(_request(request), _body(request)))
 
+    _OURS.add(serve)
     return serve
 
 
@@ -124,6 +132,7 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
         assert isinstance(request, web.Request), "the application makes its requests"
         connection = _connection(request)
         connection.body = request.content
+        connection.authors = False
         with connections.serving(connection):
             return await _problems(request, inner)
 
@@ -141,7 +150,7 @@ async def start(app: web.Application, *, host: str = "127.0.0.1", port: int = 0)
 class _Connection(web.RequestHandler, Connection):
     """One connection: it is counted, and what reaches no route is refused with a problem document as well."""
 
-    __slots__ = ("_connections", "_participant", "body")
+    __slots__ = ("_connections", "_participant", "authors", "body")
 
     def __init__(self, server: web.Server, participant: Participant, connections: Connections) -> None:
         super().__init__(
@@ -155,6 +164,7 @@ class _Connection(web.RequestHandler, Connection):
         self._participant = participant
         self._connections = connections
         self.body: StreamReader = EMPTY_PAYLOAD
+        self.authors = False
 
     def data_received(self, data: bytes) -> None:
         """Take what came; a body that goes on in a form which is none has broken off, and is not waited for."""
@@ -179,6 +189,8 @@ class _Connection(web.RequestHandler, Connection):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Return the refusal of what is no request, and close the connection (CKPT-ERR-008, CKPT-ID-017)."""
+        if status >= 500 and self.authors:
+            return super().handle_error(request, status, exc, message)
         if request.writer.output_size > 0:
             raise ConnectionError("a response is on its way already")
         if status < 500:
@@ -212,7 +224,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except web.HTTPException as error:
-        if error.status < 400:
+        if error.status < 400 or _is_authors(request):
             raise
         kind = _FRAMEWORK.get(error.status, InvalidRequest if error.status < 500 else ProtocolError)
         reason = error.reason or "the request is refused"
@@ -222,7 +234,22 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     except exchange.ClientGone:
         return _answer(exchange.refusal(InvalidRequest("the body broke off"), operation))
     except Exception as error:
+        if _is_authors(request):
+            raise
         return _answer(exchange.refusal(error, operation))
+
+
+@web.middleware
+async def _told_apart(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Note whether a handler of the author answers, whose errors look as they always did (CKPT-DISC-028)."""
+    found = request.match_info
+    if isinstance(request.protocol, _Connection):
+        request.protocol.authors = found.http_exception is None and found.handler not in _OURS
+    return await handler(request)
+
+
+def _is_authors(request: web.BaseRequest) -> bool:
+    return isinstance(request.protocol, _Connection) and request.protocol.authors
 
 
 def _request(request: web.Request) -> exchange.Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import aiohttp
 import jsonschema_rs
 import pytest
+from aiohttp import web
 
 import spec
 from reference_gym.participant import Limits, serve_aiohttp, serve_asgi, serve_uvicorn, serving
@@ -608,3 +610,44 @@ async def test_a_body_that_breaks_off_is_no_call_and_no_fault(
             assert (await client.call("GET", "/checkpoint"))[0] == 200
         assert before == client.gym.status
     assert [] == [record.getMessage() for record in caplog.records if "failed, reference" in record.getMessage()]
+
+
+async def test_what_an_older_route_raises_is_answered_as_without_the_protocol(tmp_path: Path) -> None:
+    """CKPT-DISC-028: a refusal, a redirect and a failure of the author's own handler on aiohttp, byte by byte."""
+
+    async def older(request: web.Request) -> web.Response:
+        match request.match_info["how"]:
+            case "refused":
+                raise web.HTTPBadRequest(text='{"mine": 1}', content_type="application/json")
+            case "moved":
+                raise web.HTTPFound("/elsewhere")
+            case "large":
+                return web.json_response(len(await request.read()))
+        raise ValueError("a fault of the author's")
+
+    async def answers(url: str) -> list[Any]:
+        found = []
+        async with aiohttp.ClientSession(url) as session:
+            for how in ("refused", "moved", "failed", "large"):
+                body = io.BytesIO(bytes(1024**2 + 1)) if how == "large" else None
+                async with session.post(f"/older/{how}", data=body, allow_redirects=False) as reply:
+                    headers = {name: value for name, value in reply.headers.items() if name != "Date"}
+                    found.append((reply.status, headers, await reply.read()))
+        return found
+
+    gym = Gym(tmp_path, limits=Limits(max_body_bytes=1024**2, shutdown_grace_ms=500))
+    app = serve_aiohttp.create_app(gym.participant, control_token=TOKEN)
+    app.router.add_post("/older/{how}", older)
+    alone = web.Application()
+    alone.router.add_post("/older/{how}", older)
+    runner = web.AppRunner(alone)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with await serve_aiohttp.start(app) as server:
+            with_it = await answers(server.url)
+        assert await answers(f"http://127.0.0.1:{runner.addresses[0][1]}") == with_it
+        assert [400, 302, 500, 413] == [status for status, _, _ in with_it]
+    finally:
+        await runner.cleanup()
