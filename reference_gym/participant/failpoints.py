@@ -191,16 +191,19 @@ def parse(text: str | None) -> Armed | None:
     return Armed(name, nth, action)
 
 
-armed: Armed | None = parse(os.environ.get(VARIABLE))
 hits_file: str | None = os.environ.get(HITS_VARIABLE)
 directing_file: str | None = os.environ.get(FILE_VARIABLE)
+_BY_FILE: Final = None if directing_file is None else Armed("", 0, "kill")
+"""What is armed where a file alone directs: no point of its own."""
+armed: Armed | None = parse(os.environ.get(VARIABLE)) or _BY_FILE
+"""None where nothing is set: the one thing that a point looks at then."""
 
 
 def assume(role: str) -> None:
     """Forget what is armed if it is meant for the process of another role."""
     global armed  # noqa: PLW0603 - read by every point, so it is no object's
     if os.environ.get(ROLE_VARIABLE, role) != role:
-        armed = None
+        armed = _BY_FILE
 
 
 def reach(name: str) -> None:
@@ -213,9 +216,11 @@ def reach(name: str) -> None:
         FailPointReached: it is armed with ``raise``.
         OSError: for lack of space, where the file says ``fail``.
     """
+    if armed is None:
+        return
     if directing_file is not None:
         _obey(name, directing_file)
-    if armed is None or armed.name != name:
+    if armed.name != name:
         return
     armed.left -= 1
     if armed.left != 0 or not _first(name):

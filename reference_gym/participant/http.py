@@ -143,7 +143,7 @@ class ControlPlane:
             response = refusal(error, operation)
         # Refusals too: they tell of fences, of the controller, and of phases.
         await self.participant.settled()
-        if failpoints.armed is not None or failpoints.directing_file is not None:
+        if failpoints.armed is not None:
             failpoints.reach(f"{operation}.answered")
         return stamped(response, self.participant)
 

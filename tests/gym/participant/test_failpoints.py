@@ -110,3 +110,20 @@ def test_a_point_that_is_held_does_as_the_file_says_then(tmp_path: Path) -> None
         code + "print(t.is_alive(), flush=True)\nfile.write_text('commit.files kill')\nt.join()",
     )
     assert (-signal.SIGKILL, "True\n") == (ended.returncode, ended.stdout)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_unset_a_point_looks_at_one_thing_and_a_file_alone_sets_it(named: bool, tmp_path: Path) -> None:
+    """The suite directs by the file alone: without it nothing is armed, and with it the points obey it."""
+    file = tmp_path / "directed"
+    file.write_text("start.judged fail")
+    code = (
+        "from reference_gym.participant import failpoints as f; f.assume('agent')\n"
+        "try: f.reach('start.judged')\nexcept OSError as error: print(error.errno)\n"
+        "print(f.armed is None)"
+    )
+    more = {failpoints.FILE_VARIABLE: str(file)} if named else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **more}, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert ([str(errno.ENOSPC), "False"] if named else ["True"]) == done.stdout.split()

@@ -7,17 +7,25 @@ import asyncio
 import gc
 import json
 import sys
+import threading
+import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from reference_gym.participant import Limits, collecting, serve_aiohttp
+import spec.durable
+from reference_gym.participant import Limits, ParticipantConfig, collecting, serve_aiohttp
+from reference_gym.participant.artifacts import Target, write_cut
 from reference_gym.participant.collecting import EVERY_S, LITTLE, SWITCH_S, FullCollections
 from reference_gym.participant.gate import Gate, Position
 from reference_gym.participant.journal import LogJournal
+from reference_gym.participant.log import LogFile
+from reference_gym.participant.log_state import Life
+from reference_gym.participant.records import Cut, MemoryStore, Record
 from reference_gym.participant.result import validator
 from reference_gym.participant.slices import SLICE_S, STEPS, Remains, Steps
 from tests.gym.participant.kit import Gym, MovedClock, settle, until
@@ -253,3 +261,45 @@ async def test_no_call_is_the_one_that_compiles_its_schema(tmp_path: Path) -> No
     for name in ("start-request", "restore-request", "retire-request", "acks-request", "result"):
         validator(name)
     assert compiled == validator.cache_info().misses
+
+
+@pytest.mark.parametrize("linked", [False, True])
+async def test_a_commit_takes_little_memory_while_it_writes(linked: bool, tmp_path: Path) -> None:
+    """At most 2.5 times the live state is allowed; what is written is referred to, and passes by piece by piece."""
+    journal = LogJournal()
+    if linked:
+        log = LogFile.claim(tmp_path / "log")
+        assert log is not None
+        log.open(journal, Life("gym", ("rollouts",), {"e": "1"}, "i1", "boot-1", synced=False), None)
+    store = MemoryStore(10**9, journal)
+    for number in range(500):
+        store.put(
+            Record(
+                f"r{number}",
+                0,
+                1,
+                None,
+                "e",
+                {"e": 1},
+                (b'{"rollout_id":"r%d",' % number, b'"x":"%s"}' % bytes(64_000)),
+            )
+        )
+    await journal.settled()
+    payload = 500 * 64_000
+    target = tmp_path / "target"
+    target.mkdir()
+    tracemalloc.start()
+    try:
+        cut = Cut(*store.cut(), mark=journal.seal() if linked else None)
+        config = ParticipantConfig("gym", "agent", 10)
+        write = partial(
+            write_cut, cut, Target(target), config, ["rollouts"], "run", "1-1", spec.durable, threading.Event()
+        )
+        await asyncio.to_thread(write)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        await journal.close()
+    written = sum(path.stat().st_size for path in target.iterdir())
+    assert written > payload
+    assert peak < payload / 2
