@@ -17,6 +17,7 @@ import pytest
 
 from reference_gym.participant import EnvironmentInfo, Participant, ProtocolError, Sessions, StateSchema, restorer
 from reference_gym.participant.errors import SessionLost, StaleAttempt
+from reference_gym.participant.restorer import Restorer
 from spec import wire
 from tests.gym.participant.kit import POLICY, Counter, Gym, MovedClock, settle, until
 
@@ -328,8 +329,19 @@ async def test_lists_that_disagree_with_the_files_name_their_rollouts(gym: Gym) 
     assert ("open", 2) == (gym.status["gate"], gym.status["counts"]["live"])
 
 
-async def test_on_a_busy_loop_a_restore_that_waited_is_not_ready_all_the_same(tmp_path: Path) -> None:
-    """CKPT-RESTORE-009: wait and call are found due in one step; the failure of the wait is told."""
+@pytest.mark.parametrize("turns", [0, 20])
+async def test_on_a_busy_loop_a_restore_that_waited_is_not_ready_all_the_same(
+    turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CKPT-RESTORE-009: wait and call are found due in one step; the failure is told, also some turns later."""
+    discard = Restorer._discard
+
+    async def late(restorer: Restorer) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await discard(restorer)
+
+    monkeypatch.setattr(Restorer, "_discard", late)
     clock = MovedClock()
     gym = Gym(tmp_path, clock=clock)
     gym.world.hold("a/1/1")
